@@ -1,0 +1,1 @@
+"""Data: anything becomes an array of token ids."""

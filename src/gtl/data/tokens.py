@@ -1,0 +1,75 @@
+"""Token arrays: (N, L) integers from .npy or from text with one sequence of ids a line, checked before use."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["check_tokens", "read_tokens", "split", "write_tokens"]
+
+
+def read_tokens(path: str | Path) -> Tensor:
+    """Reads token ids (N, L) from a .npy file or from a text file with one sequence a line, ids apart by blanks."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    if path.suffix == ".npy":
+        try:
+            array = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{path}: not an array of token ids of one length ({error})") from None
+        if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"{path}: expected integers of shape (N, L), got {array.dtype} of shape {array.shape}")
+        return torch.from_numpy(array.astype(np.int64))
+    rows: list[list[int]] = []
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: neither a .npy file nor text") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append([int(word) for word in line.split()])
+        except ValueError:
+            raise ValueError(f"{path}, line {number}: token ids must be integers") from None
+        if len(rows[-1]) != len(rows[0]):
+            raise ValueError(
+                f"{path}, line {number}: {len(rows[-1])} tokens where the first sequence has {len(rows[0])}; "
+                "all sequences must have one length"
+            )
+    return torch.tensor(rows, dtype=torch.long).view(len(rows), -1)
+
+
+def check_tokens(
+    x: Tensor, num_ids: int, mask_id: int | None = None, name: str = "data", least: int = 2, length: int | None = None
+) -> Tensor:
+    """Refuses clean data (N, L) that is too small, of another length, or holds ids that clean data cannot hold."""
+    if x.dim() != 2 or x.shape[0] < least or x.shape[1] < 1:
+        rows = x.shape[0] if x.dim() == 2 else 0
+        raise ValueError(f"{name}: {rows} sequence{'' if rows == 1 else 's'}; at least {least} are needed")
+    if length is not None and x.shape[1] != length:
+        raise ValueError(f"{name}: sequences of {x.shape[1]} tokens; expected {length}")
+    low, high = int(x.min()), int(x.max())
+    if low < 0 or high >= num_ids:
+        raise ValueError(f"{name}: token id {low if low < 0 else high} is outside 0 .. {num_ids - 1}")
+    if mask_id is not None and bool((x == mask_id).any()):
+        raise ValueError(f"{name}: holds the mask id {mask_id}; clean data must not")
+    return x
+
+
+def split(x: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A seeded split of x (N, L) into training and held-out rows: at least one, and at most half, is held out."""
+    count = min(max(1, round(fraction * len(x))), len(x) // 2)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    return x[order[count:]], x[order[:count]]
+
+
+def write_tokens(path: Path, x: Tensor) -> None:
+    """Writes token ids as a .npy file of the smallest integer type that holds them."""
+    from gtl.train.checkpoint import atomic
+
+    array = x.cpu().numpy()
+    with atomic(path) as handle:
+        np.save(handle, array.astype(np.min_scalar_type(int(array.max(initial=0)))), allow_pickle=False)

@@ -1,0 +1,135 @@
+"""The denoiser: log p(x_l = v | z_t) for each position l, and the likelihood bounds that follow from it.
+
+    NELBO(x) = E_t E_z [ w(t) sum_{l masked in z} -log p(x_l | z) ]  >=  -log p(x)        (masked noise)
+
+A `Denoiser` settles everything that is special about a checkpoint. What comes out is normalised, has a true -inf in the
+mask's column and in that of any banned id, and under masked noise repeats the tokens that are already revealed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gtl.nn.dit import DiT
+from gtl.process import Process
+
+__all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "gather_positions", "masked_nll", "nelbo", "nll"]
+
+
+class Prediction(NamedTuple):
+    """What one pass of a denoiser gives.
+
+    log_probs: (B, P, K), normalised log p(x_l = v | z) at the positions asked for.
+    hidden: (B, L, D), the trunk's last hidden states, or None where there is no trunk.
+    """
+
+    log_probs: Tensor
+    hidden: Tensor | None = None
+
+
+def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
+    """values (B, L, ...) at positions (B, P): (B, P, ...). A position of -1 is padding and reads position 0."""
+    index = positions.clamp(min=0)
+    index = index.view(*index.shape, *(1,) * (values.dim() - 2)).expand(*index.shape, *values.shape[2:])
+    return values.gather(1, index)
+
+
+class Denoiser(nn.Module, ABC):
+    """The contract: `forward(z, t, positions) -> Prediction`."""
+
+    process: Process
+    timeless: bool = True
+    """Whether the prediction depends on z alone. Only then may a sampler reuse it at another time."""
+
+    @abstractmethod
+    def forward(self, z: Tensor, t: Tensor | None = None, positions: Tensor | None = None) -> Prediction:
+        """Predicts the clean tokens.
+
+        Args:
+            z: (B, L), noisy tokens.
+            t: (B,), their time; may be left out where `timeless`.
+            positions: (B, P), where to predict, all by default; -1 is padding, whose output means nothing.
+        """
+
+    def carry_over(self, z: Tensor, log_probs: Tensor) -> Tensor:
+        """Repeats the revealed tokens of z (B, P) in log_probs (B, P, K) where the process never changes them."""
+        if self.process.mask_id is None:
+            return log_probs
+        own = torch.full_like(log_probs, -torch.inf).scatter_(-1, z.unsqueeze(-1), 0.0)
+        return torch.where((z == self.process.mask_id).unsqueeze(-1), log_probs, own)
+
+
+class NetworkDenoiser(Denoiser):
+    """A DiT with a token head as a denoiser."""
+
+    def __init__(self, process: Process, network: DiT, banned: tuple[int, ...] = ()) -> None:
+        """Wraps a network whose head gives one logit for each of the K ids; `banned` ids are never predicted."""
+        super().__init__()
+        if network.outputs != process.num_ids or network.num_ids != process.num_ids:
+            raise ValueError(
+                f"the network knows {network.num_ids} ids and has {network.outputs} outputs; "
+                f"the process has {process.num_ids} ids"
+            )
+        self.process, self.network, self.banned = process, network, banned
+        self.timeless = not network.time_conditioned
+        never = {*banned} | ({process.mask_id} if process.mask_id is not None else set())
+        self.register_buffer("never", torch.tensor(sorted(never), dtype=torch.long), persistent=False)
+
+    def forward(self, z: Tensor, t: Tensor | None = None, positions: Tensor | None = None) -> Prediction:
+        hidden = self.network.trunk(z, t)
+        at, tokens = hidden, z
+        if positions is not None:
+            at, tokens = gather_positions(hidden, positions), gather_positions(z, positions)
+        logits = self.network.head(at).float().index_fill(-1, self.never, -torch.inf)
+        return Prediction(self.carry_over(tokens, logits.log_softmax(-1)), hidden)
+
+
+def nelbo(
+    denoiser: Denoiser,
+    x: Tensor,
+    generator: torch.Generator | None = None,
+    forward: Callable[..., Prediction] | None = None,
+) -> Tensor:
+    """One unbiased draw of each sequence's negative evidence lower bound, in nats: x (B, L) -> (B,).
+
+    `forward` stands in for the denoiser itself where it is wrapped, compiled or spread over processes.
+    """
+    process = denoiser.process
+    t = process.times(len(x), x.device, generator)
+    z = process.corrupt(x, t, generator)
+    return process.nelbo(x, z, t, (forward or denoiser)(z, t).log_probs, denoiser.timeless)
+
+
+def _batches(x: Tensor, draws: int, batch: int) -> list[Tensor]:
+    return list(x.repeat(draws, 1).split(batch))
+
+
+@torch.no_grad()
+def nll(
+    denoiser: Denoiser, x: Tensor, draws: int = 16, generator: torch.Generator | None = None, batch: int = 1024
+) -> float:
+    """The NELBO per token in nats (metric `nll`), averaged over `draws` corruptions of every sequence of x (B, L)."""
+    total = sum(float(nelbo(denoiser, part, generator).sum()) for part in _batches(x, draws, batch))
+    return total / (draws * x.numel())
+
+
+@torch.no_grad()
+def masked_nll(
+    denoiser: Denoiser, x: Tensor, draws: int = 16, generator: torch.Generator | None = None, batch: int = 1024
+) -> float:
+    """Mean cross-entropy at masked positions, t uniform (metric `masked_nll`), in nats; masked noise only."""
+    process = denoiser.process
+    if process.mask_id is None:
+        raise ValueError(f"masked_nll is defined for masked noise; this process is {process.name}")
+    loss, count = 0.0, 0
+    for part in _batches(x, draws, batch):
+        t = process.times(len(part), x.device, generator)
+        z = process.corrupt(part, t, generator)
+        masked = z == process.mask_id
+        log_x = denoiser(z, t).log_probs.gather(-1, part.unsqueeze(-1)).squeeze(-1)
+        loss -= float(log_x[masked].sum())
+        count += int(masked.sum())
+    return loss / count

@@ -1,0 +1,41 @@
+"""The martingale identity: sum_v p(x_l = v | z) r(z with l <- v) = r(z) for every z and every masked l.
+
+A violation proves an error in the ratio or in the denoiser. No violation proves nothing (r = 1 has none), so report the
+held-out likelihood gain beside it.
+"""
+
+import torch
+from torch import Tensor
+
+from gtl.denoiser import Denoiser
+from gtl.guidance import top_candidates
+from gtl.ratio.base import SequenceRatio
+from gtl.sample.one_position import random_order
+
+__all__ = ["martingale_violation"]
+
+
+@torch.no_grad()
+def martingale_violation(
+    denoiser: Denoiser, ratio: SequenceRatio, x: Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    """log of the left side over the right side at one random masked position of each sequence of x (B, L): (B',).
+
+    Sequences are corrupted at stratified times; those left without a mask are dropped. Zero for an exact pair.
+    """
+    process = denoiser.process
+    if process.mask_id is None:
+        raise ValueError(f"the martingale identity is stated for masked noise; this process is {process.name}")
+    t = process.times(len(x), x.device, generator)
+    z = process.corrupt(x, t, generator)
+    kept = (z == process.mask_id).any(-1)
+    z, t = z[kept], t[kept]
+    position = random_order(z == process.mask_id, generator).unsqueeze(1)
+    log_p = denoiser(z, t, position).log_probs
+    candidates = top_candidates(log_p, process.vocabulary, process.mask_id)
+    mask = torch.full_like(candidates[..., :1], process.mask_id)
+    log_r = ratio.log_ratio(z, position, torch.cat([candidates, mask], -1), t)
+    mean = torch.logsumexp(log_p.gather(-1, candidates) + log_r[..., :-1], -1)
+    return (mean - log_r[..., -1]).squeeze(1)
+
+

@@ -1,0 +1,201 @@
+"""Exact answers: the oracle that the tests lean on.
+
+Markov chains, by forward-backward with the mask as a missing observation:
+
+    a_l(v) = e_l(v) sum_u a_{l-1}(u) T(u, v),    b_l(v) = sum_w T(v, w) e_{l+1}(w) b_{l+1}(w),
+    p(z) = sum_v a_L(v),    p(x_l = v | z) = a_l(v) b_l(v) / p(z),    r(z) = q(z) / p(z).
+
+Tables: any distribution over V^L sequences for tiny V and L, by summing over all of them. `MarkovChain` and `Table` are laws;
+`ExactDenoiser` and `ExactRatio` turn a law, or two, into a Denoiser and a Ratio that plug in anywhere. `one_position_law` and
+`ancestral_law` push the whole reverse chain of a sampler through all K^L states: the distribution of what it draws,
+without drawing.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from gtl.denoiser import Denoiser, Prediction, gather_positions
+from gtl.process import Masked
+from gtl.ratio.base import SequenceRatio
+from gtl.sample.ancestral import Ancestral
+
+__all__ = [
+    "ExactDenoiser",
+    "ExactRatio",
+    "Law",
+    "MarkovChain",
+    "Table",
+    "ancestral_law",
+    "enumerate_states",
+    "one_position_law",
+]
+
+
+class Law(nn.Module, ABC):
+    """A distribution over clean sequences whose masked marginals are known; everything is float64."""
+
+    process: Masked
+
+    @abstractmethod
+    def log_marginal(self, z: Tensor) -> Tensor:
+        """log of the probability of the visible tokens of z (B, L): (B,)."""
+
+    @abstractmethod
+    def log_conditional(self, z: Tensor) -> Tensor:
+        """log p(x_l = v | visible tokens of z) at every position: (B, L, K)."""
+
+    def _tokens(self) -> list[int]:
+        return [v for v in range(self.process.num_ids) if v != self.process.mask_id]
+
+
+class MarkovChain(Law):
+    """A Markov chain with initial distribution (V,) and row-stochastic transition matrix (V, V)."""
+
+    def __init__(self, transition: Tensor, process: Masked, initial: Tensor | None = None) -> None:
+        super().__init__()
+        size = process.vocabulary
+        if transition.shape != (size, size):
+            raise ValueError(f"the transition matrix is {tuple(transition.shape)}; the process needs ({size}, {size})")
+        self.process = process
+        start = torch.full((size,), 1 / size) if initial is None else initial
+        self.register_buffer("transition", transition.double())
+        self.register_buffer("initial", start.double())
+
+    def _emission(self, z: Tensor) -> Tensor:
+        """1 where token v may stand at a position of z: (B, L, V)."""
+        tokens = torch.tensor(self._tokens(), device=z.device)
+        return ((z.unsqueeze(-1) == tokens) | (z.unsqueeze(-1) == self.process.mask_id)).double()
+
+    def _forward(self, emission: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised forward messages (L, B, V) and log p(z) (B,)."""
+        messages, log_p = [], emission.new_zeros(len(emission))
+        before = self.initial.expand(len(emission), -1)
+        for at in emission.unbind(1):
+            message = before * at
+            total = message.sum(-1, keepdim=True)
+            log_p = log_p + total.squeeze(-1).log()
+            messages.append(message / total.clamp(min=1e-300))
+            before = messages[-1] @ self.transition
+        return torch.stack(messages), log_p
+
+    def log_marginal(self, z: Tensor) -> Tensor:
+        return self._forward(self._emission(z))[1]
+
+    def log_conditional(self, z: Tensor) -> Tensor:
+        emission = self._emission(z)
+        forward, _ = self._forward(emission)
+        message = torch.ones_like(forward[0])
+        posterior = torch.empty_like(emission)
+        for at in range(z.shape[1] - 1, -1, -1):
+            joint = forward[at] * message
+            posterior[:, at] = joint / joint.sum(-1, keepdim=True).clamp(min=1e-300)
+            message = (message * emission[:, at]) @ self.transition.T
+            message = message / message.sum(-1, keepdim=True).clamp(min=1e-300)
+        log_probs = posterior.new_full((*z.shape, self.process.num_ids), -torch.inf)
+        log_probs[..., self._tokens()] = posterior.log()
+        return log_probs
+
+
+class Table(Law):
+    """Any distribution over all V^L sequences, given as a tensor with L dimensions of size V."""
+
+    def __init__(self, table: Tensor, process: Masked) -> None:
+        super().__init__()
+        if set(table.shape) != {process.vocabulary}:
+            raise ValueError(f"the table is {tuple(table.shape)}; every dimension must be {process.vocabulary}")
+        self.process = process
+        tokens = torch.tensor(self._tokens())
+        self.register_buffer("p", table.double().flatten() / table.double().sum())
+        self.register_buffer("x", tokens[enumerate_states(process.vocabulary, table.dim())])
+
+    def _joint(self, z: Tensor) -> Tensor:
+        """p(x) where x agrees with the visible tokens of z, else 0: (B, V^L)."""
+        agrees = (z.unsqueeze(1) == self.x) | (z.unsqueeze(1) == self.process.mask_id)
+        return agrees.all(-1) * self.p
+
+    def log_marginal(self, z: Tensor) -> Tensor:
+        return self._joint(z).sum(-1).log()
+
+    def log_conditional(self, z: Tensor) -> Tensor:
+        joint = self._joint(z)
+        one_hot = nn.functional.one_hot(self.x, self.process.num_ids).double()
+        posterior = torch.einsum("bs,slv->blv", joint, one_hot) / joint.sum(-1).clamp(min=1e-300)[:, None, None]
+        return posterior.log()
+
+
+class ExactDenoiser(Denoiser):
+    """A law's exact conditionals as a denoiser. States that the law cannot reach get a uniform prediction."""
+
+    def __init__(self, law: Law) -> None:
+        super().__init__()
+        self.law, self.process = law, law.process
+
+    def forward(self, z: Tensor, t: Tensor | None = None, positions: Tensor | None = None) -> Prediction:
+        log_probs = self.law.log_conditional(z)
+        impossible = log_probs.amax(-1, keepdim=True) == -torch.inf
+        uniform = torch.zeros_like(log_probs)
+        uniform[..., self.law.process.mask_id] = -torch.inf
+        log_probs = torch.where(impossible, uniform.log_softmax(-1), log_probs)
+        log_probs = self.carry_over(z, log_probs)
+        return Prediction(log_probs if positions is None else gather_positions(log_probs, positions))
+
+
+class ExactRatio(SequenceRatio):
+    """r(z) = q(z) / p(z) of two laws of one process."""
+
+    def __init__(self, source: Law, target: Law) -> None:
+        super().__init__()
+        self.source, self.target, self.process = source, target, source.process
+
+    def log_value(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        log_q, log_p = self.target.log_marginal(z), self.source.log_marginal(z)
+        return torch.where(log_q == -torch.inf, log_q, log_q - log_p)
+
+
+def enumerate_states(num_ids: int, length: int) -> Tensor:
+    """All num_ids^length sequences, (num_ids^length, length), the last position changing fastest."""
+    return torch.cartesian_prod(*[torch.arange(num_ids)] * length).view(-1, length)
+
+
+def _clean(law: Tensor, states: Tensor, mask_id: int) -> Tensor:
+    """The probabilities of the states without a mask, in order: (V^L,)."""
+    return law[(states != mask_id).all(-1)]
+
+
+@torch.no_grad()
+def one_position_law(model: Denoiser, length: int) -> Tensor:
+    """The exact law (V^L,) of what one-position sampling in random order draws from a (guided) denoiser."""
+    process = model.process
+    assert isinstance(process, Masked)
+    states = enumerate_states(process.num_ids, length)
+    masked = states == process.mask_id
+    conditional = model(states).log_probs.double().exp()
+    law = masked.all(-1).double()
+    for left in range(length, 0, -1):
+        after = torch.zeros_like(law)
+        source = (masked.sum(-1) == left).nonzero().squeeze(-1)
+        for at in range(length):
+            rows = source[masked[source, at]]
+            stride = process.num_ids ** (length - 1 - at)
+            for v in range(process.num_ids):
+                after.index_add_(0, rows + (v - process.mask_id) * stride, law[rows] * conditional[rows, at, v] / left)
+        law = after
+    return _clean(law, states, process.mask_id)
+
+
+@torch.no_grad()
+def ancestral_law(sampler: Ancestral, length: int) -> Tensor:
+    """The exact law (V^L,) of what an ancestral sampler draws."""
+    process = sampler.masked
+    states = enumerate_states(process.num_ids, length)
+    law = (states == process.mask_id).all(-1).double()
+    sampler.begin()
+    for t, s in sampler.times(states):
+        kernel = sampler.kernel(states, t, s).double().exp()  # (S, L, K)
+        joint = torch.ones(len(states), len(states), dtype=torch.float64)
+        for at in range(length):
+            joint *= kernel[:, at, :][:, states[:, at]]
+        law = law @ joint
+    return _clean(law, states, process.mask_id)

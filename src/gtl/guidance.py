@@ -1,0 +1,133 @@
+"""The transfer identity (Theorem 1): the target's reverse transition is the source's, reweighted by the ratio.
+
+    q(z_s | z_t)  =  p(z_s | z_t) r(z_s)^gamma / sum over z_s,        r(z) = E_p[ q(x) / p(x) | z ] = q(z) / p(z)
+
+applied position by position to single-token interventions (the paper's sequence formulation). Two ways for masked noise:
+
+- on z_s, the naive algorithm: the mask is one more candidate, weighted by r(z_t) itself;
+- on x, `Guided`: the token of a position is guided given that the position is revealed, and the chance of staying
+  masked is left as it is. That is the paper's mask stabiliser. By the martingale identity
+  sum_v p(x_l = v | z) r(z, l <- v) = r(z) both agree for an exact ratio at gamma = 1.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gtl.denoiser import Denoiser, Prediction, gather_positions
+from gtl.ratio.base import Ratio
+
+__all__ = ["Gamma", "Guided", "check_gamma", "check_n_ratio", "guide", "stabilise", "top_candidates"]
+
+Gamma = float | Callable[[Tensor], Tensor]
+"""A guidance strength, or a schedule gamma(t) from times (B,) to strengths (B,)."""
+
+
+def guide(log_p: Tensor, log_r: Tensor, gamma: float | Tensor = 1.0, candidates: Tensor | None = None) -> Tensor:
+    """p r^gamma, normalised.
+
+    Args:
+        log_p: (..., K), the source's log-probabilities.
+        log_r: (..., N), log-ratios of the candidates, up to a constant for each row.
+        gamma: guidance strength, a number or a tensor that broadcasts against log_r.
+        candidates: (..., N), the token ids that log_r speaks of; all K in order by default.
+
+    Returns:
+        (..., K), normalised; -inf outside the candidates. A row in which the ratio leaves nothing (possible only with
+        pruned candidates or disjoint supports) keeps the source's distribution over the candidates.
+    """
+    p = log_p if candidates is None else log_p.gather(-1, candidates)
+    tilt = torch.as_tensor(gamma, dtype=log_r.dtype, device=log_r.device) * log_r
+    q = torch.where((p == -torch.inf) | tilt.isnan(), p, p + tilt)  # 0 * inf is nan: no tilt
+    q = torch.where(q.amax(-1, keepdim=True) == -torch.inf, p, q).log_softmax(-1)
+    return q if candidates is None else torch.full_like(log_p, -torch.inf).scatter(-1, candidates, q)
+
+
+def stabilise(log_q: Tensor, log_p: Tensor, mask_id: int) -> Tensor:
+    """The position-independent mask stabiliser: q(z_s = m) = p(z_s = m), the rest rescaled to what remains.
+
+    Args:
+        log_q: (..., K), a guided kernel over z_s.
+        log_p: (..., K), the source's kernel.
+        mask_id: m.
+    """
+    stay = log_p[..., mask_id : mask_id + 1]
+    tokens = log_q.index_fill(-1, torch.tensor([mask_id], device=log_q.device), -torch.inf)
+    tokens = tokens.log_softmax(-1) + torch.log1p(-stay.exp())
+    return torch.where(stay == 0, log_p, tokens.index_copy(-1, torch.tensor([mask_id], device=log_q.device), stay))
+
+
+def top_candidates(log_p: Tensor, n_ratio: int, mask_id: int | None = None) -> Tensor:
+    """The n_ratio likeliest tokens of log_p (..., K), never the mask: (..., n_ratio)."""
+    ids = log_p.shape[-1]
+    if n_ratio < ids - (mask_id is not None):
+        return log_p.topk(n_ratio, -1).indices
+    every = torch.arange(ids, device=log_p.device)
+    every = every if mask_id is None else every[every != mask_id]
+    return every.expand(*log_p.shape[:-1], len(every))
+
+
+def check_gamma(gamma: Gamma) -> None:
+    """Refuses a negative, infinite or undefined guidance strength."""
+    if not callable(gamma) and not (math.isfinite(gamma) and gamma >= 0):
+        raise ValueError(f"gamma={gamma} must be a finite number of at least 0")
+
+
+def check_n_ratio(n_ratio: int | None, vocabulary: int) -> int:
+    """The number of candidates, all by default; refuses one outside 1 .. V."""
+    if n_ratio is None:
+        return vocabulary
+    if n_ratio < 1:
+        raise ValueError(f"n_ratio={n_ratio} must be at least 1")
+    if n_ratio > vocabulary:
+        raise ValueError(f"n_ratio={n_ratio} exceeds the vocabulary ({vocabulary})")
+    return n_ratio
+
+
+class Guided(Denoiser):
+    """log q(x_l = v | z): a frozen denoiser reweighted by a ratio is again a denoiser.
+
+    Anything that takes a denoiser (samplers, likelihood bounds) therefore takes a guided one. Exact for masked noise with
+    any ratio and for every process with a clean ratio.
+    """
+
+    def __init__(self, denoiser: Denoiser, ratio: Ratio, gamma: Gamma = 1.0, n_ratio: int | None = None) -> None:
+        super().__init__()
+        check_gamma(gamma)
+        process = denoiser.process
+        if (ratio.process.num_ids, ratio.process.mask_id) != (process.num_ids, process.mask_id):
+            raise ValueError(
+                f"the ratio knows {ratio.process.num_ids} ids (mask {ratio.process.mask_id}), "
+                f"the denoiser {process.num_ids} (mask {process.mask_id})"
+            )
+        if ratio.space == "noisy" and process.name != "masked":
+            raise ValueError(f"a noisy ratio under {process.name} noise weighs z_s, not x: guide the posterior instead")
+        self.denoiser, self.ratio, self.gamma = denoiser, ratio, gamma
+        self.n_ratio = check_n_ratio(n_ratio, process.vocabulary)
+        self.process = process
+        self.timeless = denoiser.timeless and ratio.timeless and not callable(gamma)
+
+    def strength(self, z: Tensor, t: Tensor | None) -> float | Tensor:
+        """gamma, or gamma(t) as (B, 1, 1)."""
+        if not callable(self.gamma):
+            return self.gamma
+        if t is None:
+            raise ValueError("a gamma(t) schedule needs the time t")
+        return self.gamma(t).view(-1, 1, 1)
+
+    def forward(self, z: Tensor, t: Tensor | None = None, positions: Tensor | None = None) -> Prediction:
+        source = self.denoiser(z, t, positions)
+        gamma = self.strength(z, t)
+        if isinstance(gamma, (int, float)) and gamma == 0:
+            return source
+        if positions is None:
+            positions = torch.arange(z.shape[1], device=z.device).expand(len(z), -1)
+        tokens = gather_positions(z, positions)
+        if self.process.mask_id is not None and positions.shape[1] > 1:  # revealed tokens carry over: nothing to weigh
+            positions = positions.masked_fill(tokens != self.process.mask_id, -1)
+        candidates = top_candidates(source.log_probs, self.n_ratio, self.process.mask_id)
+        log_r = self.ratio.log_ratio(z, positions, candidates, t, source)
+        guided = guide(source.log_probs, log_r, gamma, candidates)
+        return Prediction(self.carry_over(tokens, guided), source.hidden)

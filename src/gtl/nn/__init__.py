@@ -1,0 +1,1 @@
+"""Networks. They know tokens and times, and nothing of guidance."""

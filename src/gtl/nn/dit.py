@@ -1,0 +1,182 @@
+"""DiT: a bidirectional transformer with adaptive layer norm, rotary positions and scaled dot-product attention.
+
+    h <- h + gate * Attention(scale * LN(h) + shift)
+    h <- h + gate * MLP(scale * LN(h) + shift)
+
+Shift, scale and gate are linear in the time embedding. Masked noise needs no time input (the number of masks tells the
+time), so there time conditioning is off and they are plain weights, fused into the layer norm.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["DiT", "PooledDiT", "Pooling"]
+
+Pooling = Literal["sum", "mean"]
+
+
+def rotary(length: int, dim: int, device: torch.device) -> Tensor:
+    """Rotations of positions 0 .. length-1 as (2, length, dim): cosine, then signed sine."""
+    frequency = 10_000 ** (-torch.arange(0, dim, 2, device=device) / dim)
+    angle = torch.outer(torch.arange(length, device=device), frequency)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)])
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotates the two halves of the last dimension of x (..., L, dim) against each other."""
+    half = x.shape[-1] // 2
+    swapped = torch.cat([x[..., half:], x[..., :half]], -1)
+    return x * rotation[0] + swapped * rotation[1]
+
+
+class TimeEmbedding(nn.Module):
+    """Sinusoidal features of t in [0, 1] through a two-layer network: (B,) -> (B, width)."""
+
+    def __init__(self, width: int, features: int = 128) -> None:
+        super().__init__()
+        frequency = 1000 * torch.exp(-math.log(10_000) * torch.arange(features // 2) / (features // 2))
+        self.register_buffer("frequency", frequency, persistent=False)
+        self.layers = nn.Sequential(nn.Linear(features, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
+
+    def forward(self, t: Tensor) -> Tensor:
+        angle = t.float().unsqueeze(-1) * self.frequency
+        return self.layers(torch.cat([angle.cos(), angle.sin()], -1))
+
+
+class Modulation(nn.Module):
+    """`parts` vectors of the given width: linear in the condition, or plain weights where there is none."""
+
+    def __init__(self, width: int, parts: int, conditioned: bool) -> None:
+        super().__init__()
+        self.parts = parts
+        self.constant = nn.Parameter(torch.zeros(parts, width))
+        self.linear = nn.Linear(width, parts * width, bias=False) if conditioned else None
+
+    def forward(self, condition: Tensor | None) -> tuple[Tensor, ...]:
+        if self.linear is None:
+            return self.constant.unbind(0)
+        assert condition is not None
+        values = self.linear(condition).unflatten(-1, (self.parts, -1)) + self.constant
+        return values.unsqueeze(-3).unbind(-2)  # each (B, 1, width)
+
+
+def modulated_norm(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Layer norm of h (B, L, width) followed by (1 + scale) and shift."""
+    if scale.dim() == 1:
+        return F.layer_norm(h, h.shape[-1:], 1 + scale, shift)
+    return F.layer_norm(h, h.shape[-1:]) * (1 + scale) + shift
+
+
+class Block(nn.Module):
+    """One transformer block."""
+
+    def __init__(self, width: int, heads: int, dropout: float, conditioned: bool) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.modulation = Modulation(width, 6, conditioned)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, h: Tensor, rotation: Tensor, condition: Tensor | None) -> Tensor:
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition)
+        qkv = self.qkv(modulated_norm(h, shift_a, scale_a))
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v)
+        h = h + F.dropout(self.out(attended.transpose(1, 2).flatten(2)), self.dropout, self.training) * (1 + gate_a)
+        update = self.mlp(modulated_norm(h, shift_m, scale_m))
+        return h + F.dropout(update, self.dropout, self.training) * (1 + gate_m)
+
+
+class DiT(nn.Module):
+    """Tokens (B, L) and, if conditioned, times (B,) to hidden states (B, L, width) and outputs for each position."""
+
+    def __init__(
+        self,
+        num_ids: int,
+        outputs: int,
+        width: int = 64,
+        depth: int = 2,
+        heads: int = 4,
+        dropout: float = 0.0,
+        time_conditioned: bool = False,
+    ) -> None:
+        """Builds the network.
+
+        Args:
+            num_ids: token ids that may come in, the mask among them.
+            outputs: numbers that the head gives for each position.
+            width: size of the hidden states; must be an even multiple of `heads`.
+            depth: number of blocks.
+            heads: attention heads.
+            dropout: on both residual branches.
+            time_conditioned: whether t is an input.
+        """
+        super().__init__()
+        if width % (2 * heads):
+            raise ValueError(f"width={width} must be a multiple of 2 * heads={2 * heads} for rotary positions")
+        self.num_ids, self.outputs, self.width, self.depth = num_ids, outputs, width, depth
+        self.heads, self.dropout, self.time_conditioned = heads, dropout, time_conditioned
+        self.embedding = nn.Embedding(num_ids, width)
+        self.time = TimeEmbedding(width) if time_conditioned else None
+        self.blocks = nn.ModuleList(Block(width, heads, dropout, time_conditioned) for _ in range(depth))
+        self.norm = Modulation(width, 2, time_conditioned)
+        self.head = nn.Linear(width, outputs)
+        self.apply(_initialise)
+        for block in self.blocks:  # residual branches start small, so that the depth does not matter to the start
+            for layer in (block.out, block.mlp[2]):
+                nn.init.normal_(layer.weight, std=layer.in_features**-0.5 / math.sqrt(2 * depth))
+        nn.init.zeros_(self.head.weight)
+
+    def trunk(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        """The normalised last hidden states (B, L, width) that the head reads."""
+        condition = None
+        if self.time is not None:
+            if t is None:
+                raise ValueError("this network is conditioned on time: pass t")
+            condition = self.time(t)
+        h = self.embedding(z)
+        rotation = rotary(z.shape[1], self.width // self.heads, z.device).to(h.dtype)
+        for block in self.blocks:
+            h = block(h, rotation, condition)
+        return modulated_norm(h, *self.norm(condition))
+
+    def forward(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        return self.head(self.trunk(z, t))
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        names = ("num_ids", "outputs", "width", "depth", "heads", "dropout", "time_conditioned")
+        return {name: getattr(self, name) for name in names}
+
+
+class PooledDiT(nn.Module):
+    """A DiT whose scalar outputs are summed or averaged over positions: tokens (B, L) to one number a sequence (B,)."""
+
+    def __init__(self, trunk: DiT, pooling: Pooling = "sum") -> None:
+        super().__init__()
+        if trunk.outputs != 1:
+            raise ValueError(f"a pooled network needs a scalar head; this one has {trunk.outputs} outputs")
+        if pooling not in ("sum", "mean"):
+            raise ValueError(f"pooling={pooling!r}: choose sum or mean")
+        self.dit, self.pooling = trunk, pooling
+
+    def forward(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        values = self.dit(z, t).squeeze(-1).float()
+        return values.sum(-1) if self.pooling == "sum" else values.mean(-1)
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, Modulation) and module.linear is not None:
+        nn.init.zeros_(module.linear.weight)  # `apply` reaches a module after its children
+    elif isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight)

@@ -1,0 +1,159 @@
+"""The density ratio r(z) = q(z) / p(z) between target and source, and its algebra.
+
+Guidance needs log r only at single-token interventions of z and only up to a constant for each (sequence, position), so
+the contract is
+
+    log_ratio(z, positions, candidates)[b, p, n] = log r(z_b with positions[b, p] <- candidates[b, p, n]) + const(b, p).
+
+Log-ratios form a vector space: `0.7 * a + b` is a Ratio whose log_ratio is that combination.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from gtl.denoiser import Prediction
+from gtl.process import Process
+
+__all__ = ["Combination", "Ratio", "SequenceRatio", "Space"]
+
+Space = Literal["noisy", "clean"]
+
+
+class Ratio(nn.Module, ABC):
+    """A density ratio that can weigh candidate tokens."""
+
+    process: Process
+    space: Space = "noisy"
+    """"noisy" weighs z_s (t is the level after the step); "clean" tilts p(x_0 | z_t) (t is the current level). Under
+    masked noise the two are the same."""
+    timeless: bool = True
+    """Whether the value depends on z alone."""
+
+    @abstractmethod
+    def log_ratio(
+        self,
+        z: Tensor,
+        positions: Tensor,
+        candidates: Tensor,
+        t: Tensor | None = None,
+        context: Prediction | None = None,
+    ) -> Tensor:
+        """Weighs candidates.
+
+        Args:
+            z: (B, L), noisy tokens.
+            positions: (B, P); where P > 1 a position of -1 is padding, whose output means nothing.
+            candidates: (B, P, N), token ids; the current token and the mask are allowed.
+            t: (B,), the noise level that `space` asks for.
+            context: the denoiser's prediction for z, so that nothing runs its trunk twice.
+
+        Returns:
+            (B, P, N), log r of each intervention up to a constant for each (b, p).
+        """
+
+    def __add__(self, other: "Ratio") -> "Combination":
+        return Combination([(1.0, self), (1.0, other)])
+
+    def __sub__(self, other: "Ratio") -> "Combination":
+        return Combination([(1.0, self), (-1.0, other)])
+
+    def __mul__(self, weight: float) -> "Combination":
+        return Combination([(float(weight), self)])
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> "Combination":
+        return Combination([(-1.0, self)])
+
+
+class SequenceRatio(Ratio):
+    """A ratio that knows the absolute log r(z) of whole sequences; candidates are scored by intervention."""
+
+    max_tokens: int | None = None
+    """Most tokens in one network call, the memory budget; by default 16,384 on a CPU and 2^20 elsewhere."""
+
+    @abstractmethod
+    def log_value(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        """log r(z), absolute: z (B, L), t (B,) -> (B,)."""
+
+    def log_ratio(
+        self,
+        z: Tensor,
+        positions: Tensor,
+        candidates: Tensor,
+        t: Tensor | None = None,
+        context: Prediction | None = None,
+    ) -> Tensor:
+        batch, places, count = candidates.shape
+        row = torch.arange(batch, device=z.device).repeat_interleave(places)
+        place, tokens = positions.flatten(), candidates.flatten(0, 1)
+        kept = None
+        if places > 1:
+            kept = (place >= 0).nonzero().squeeze(-1)
+            row, place, tokens = row[kept], place[kept], tokens[kept]
+        values = self._interventions(z, row, place.clamp(min=0), tokens, t)
+        if kept is not None:
+            values = values.new_zeros(batch * places, count).index_copy_(0, kept, values)
+        return values.view(batch, places, count)
+
+    def _interventions(self, z: Tensor, row: Tensor, place: Tensor, tokens: Tensor, t: Tensor | None) -> Tensor:
+        """log r(z[row] with place <- token): row (M,), place (M,), tokens (M, N) -> (M, N), within the budget."""
+        length, count = z.shape[1], tokens.shape[1]
+        budget = self.max_tokens or (16_384 if z.device.type == "cpu" else 2**20)
+        chunk = max(1, budget // (length * count))
+        parts = []
+        for at in range(0, len(row), chunk):
+            rows = row[at : at + chunk].repeat_interleave(count)
+            where = place[at : at + chunk].repeat_interleave(count)
+            changed = z[rows].scatter_(1, where.unsqueeze(1), tokens[at : at + chunk].reshape(-1, 1))
+            parts.append(self.log_value(changed, None if t is None else t[rows]).view(-1, count))
+        return torch.cat(parts) if parts else z.new_zeros((0, count), dtype=torch.float32)
+
+
+class Combination(SequenceRatio):
+    """sum_i w_i log r_i. Nested combinations are flattened; `log_value` needs every term to be a sequence ratio."""
+
+    def __init__(self, terms: list[tuple[float, Ratio]]) -> None:
+        super().__init__()
+        flat: list[tuple[float, Ratio]] = []
+        for weight, ratio in terms:
+            inner = ratio.weighted_terms() if isinstance(ratio, Combination) else [(1.0, ratio)]
+            flat += [(weight * w, r) for w, r in inner]
+        self.weights = tuple(weight for weight, _ in flat)
+        self.ratios = nn.ModuleList(ratio for _, ratio in flat)
+        first = flat[0][1]
+        for _, ratio in flat:
+            if ratio.process.config() != first.process.config():
+                raise ValueError("ratios of different processes cannot be added")
+            if ratio.space != first.space and first.process.name != "masked":
+                raise ValueError(f"under {first.process.name} noise a noisy and a clean ratio cannot be added")
+        self.process, self.space = first.process, first.space
+        self.timeless = all(ratio.timeless for _, ratio in flat)
+
+    def weighted_terms(self) -> list[tuple[float, Ratio]]:
+        """The (weight, ratio) pairs of the sum."""
+        return [(weight, ratio) for weight, ratio in zip(self.weights, self.ratios, strict=True)]  # type: ignore[misc]
+
+    def log_ratio(
+        self,
+        z: Tensor,
+        positions: Tensor,
+        candidates: Tensor,
+        t: Tensor | None = None,
+        context: Prediction | None = None,
+    ) -> Tensor:
+        total = torch.zeros(candidates.shape, device=z.device)
+        for weight, ratio in self.weighted_terms():
+            total = total + weight * ratio.log_ratio(z, positions, candidates, t, context)
+        return total
+
+    def log_value(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        total = torch.zeros(len(z), device=z.device)
+        for weight, ratio in self.weighted_terms():
+            if not isinstance(ratio, SequenceRatio):
+                raise ValueError(f"{type(ratio).__name__} has no absolute value; only sequence ratios do")
+            total = total + weight * ratio.log_value(z, t)
+        return total

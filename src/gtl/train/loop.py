@@ -1,0 +1,276 @@
+"""The training loop, for every network of the project.
+
+AdamW, linear warm-up and cosine decay, gradient clipping, an exponential moving average of the weights, bf16, early
+stopping on held-out loss, on Accelerate (a CPU, a GPU, or many processes).
+
+Randomness is a function of (seed, step, process): no state of a generator has to survive a stop, and a run that was
+resumed is bit for bit the run that was not. The average's decay starts low, (1 + k) / (10 + k), so that what a fine-tuned
+model started from is soon forgotten.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from gtl.train.checkpoint import atomic
+from gtl.train.objective import Objective
+
+__all__ = ["Fit", "FitSettings", "fit"]
+
+EVALUATION_ROWS = 2048
+"""Rows, at least, in one estimate of the held-out loss: small sets are corrupted several times over."""
+
+
+@dataclass
+class FitSettings:
+    """How a network is trained."""
+
+    steps: int = 1000
+    """Gradient steps at most."""
+    batch_size: int = 128
+    """Rows of every dataset in a step, over all processes."""
+    learning_rate: float = 1e-3
+    """The highest, reached after the warm-up."""
+    warmup: float = 0.05
+    """Fraction of the steps that the learning rate rises."""
+    weight_decay: float = 0.01
+    """AdamW's decoupled weight decay."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    ema: float = 0.99
+    """Decay of the averaged weights, which are the ones kept; 0 keeps the last ones."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of the matrix products; weights and losses stay in fp32."""
+    evaluate_every: int = 25
+    """Steps between two looks at the held-out loss."""
+    patience: int = 0
+    """Looks without a better held-out loss before stopping; 0 never stops early. The best weights are kept either way."""
+    save_every: int = 200
+    """Steps between two saved states, where a folder is given."""
+    compile: bool = False
+    """Whether to run the network through torch.compile."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "evaluate_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate={self.learning_rate} must be positive")
+        if not 0 <= self.ema < 1 or not 0 <= self.warmup <= 1:
+            raise ValueError(f"ema={self.ema} and warmup={self.warmup} must be fractions")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: linear warm-up, then half a cosine to zero."""
+        warm = max(1, round(self.warmup * self.steps))
+        if step < warm:
+            return self.learning_rate * (step + 1) / warm
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+
+
+@dataclass
+class Fit:
+    """How a fit went."""
+
+    steps: int
+    """Gradient steps taken."""
+    best_step: int
+    """The step whose weights were kept."""
+    held_out: float | None
+    """Their held-out loss."""
+    seconds: float
+    weights: int
+    """Trainable numbers."""
+
+
+def mix(*parts: int) -> int:
+    """A seed that depends on all of its parts."""
+    return int(np.random.SeedSequence(list(parts)).generate_state(1, np.uint64)[0] >> 1)
+
+
+def rows_of_step(count: int, batch: int, step: int, seed: int) -> Tensor:
+    """The rows of a step: `batch` places of an endless stream of seeded permutations of `count` rows, in order."""
+    first, last = step * batch, (step + 1) * batch
+    epochs = range(first // count, (last - 1) // count + 1)
+    stream = [torch.randperm(count, generator=torch.Generator().manual_seed(mix(seed, epoch))) for epoch in epochs]
+    offset = first - epochs[0] * count
+    return torch.cat(stream)[offset : offset + batch]
+
+
+class State:
+    """Everything that a resumed run needs: weights, their average, the best so far, the optimizer."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.names = [name for name, p in model.named_parameters() if p.requires_grad]
+        self.weights = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = optimizer
+        self.average = [p.detach().clone() for p in self.weights]
+        self.best = [p.detach().clone() for p in self.weights]
+        self.step, self.best_step, self.best_loss, self.seconds = 0, 0, math.inf, 0.0
+
+    def follow(self, decay: float) -> None:
+        """Moves the average toward the weights after a step."""
+        decay = min(decay, self.step / (9 + self.step)) if decay else 0.0
+        with torch.no_grad():
+            torch._foreach_lerp_(self.average, self.weights, 1 - decay)
+
+    def swap(self, values: list[Tensor]) -> list[Tensor]:
+        """Puts values into the model and returns copies of what was there."""
+        with torch.no_grad():
+            kept = [p.detach().clone() for p in self.weights]
+            torch._foreach_copy_(self.weights, values)
+        return kept
+
+    def save(self, path: Path, settings: FitSettings) -> None:
+        """Writes the state as one safetensors file."""
+        tensors: dict[str, Tensor] = {}
+        for index, name in enumerate(self.names):
+            tensors |= {f"weights.{name}": self.weights[index].detach(), f"average.{name}": self.average[index]}
+            tensors[f"best.{name}"] = self.best[index]
+            for key, value in self.optimizer.state[self.weights[index]].items():
+                tensors[f"optimizer.{key}.{name}"] = value
+        numbers = {key: getattr(self, key) for key in ("step", "best_step", "seconds")}
+        numbers["best_loss"] = None if math.isinf(self.best_loss) else self.best_loss
+        metadata = {"numbers": json.dumps(numbers), "settings": json.dumps(asdict(settings))}
+        with atomic(path) as handle:
+            handle.write(save({key: value.cpu().contiguous() for key, value in tensors.items()}, metadata))
+
+    def load(self, path: Path, settings: FitSettings) -> None:
+        """Reads a state that was saved under the same settings."""
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            if json.loads(metadata["settings"]) != asdict(settings):
+                raise ValueError(f"{path}: was saved under other settings; use them, or remove the file to start over")
+            numbers = json.loads(metadata["numbers"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        with torch.no_grad():
+            for index, name in enumerate(self.names):
+                weight = self.weights[index]
+                for key, value in (("weights", weight), ("average", self.average[index]), ("best", self.best[index])):
+                    value.copy_(tensors[f"{key}.{name}"])
+                prefix, suffix = "optimizer.", f".{name}"
+                self.optimizer.state[weight] = {
+                    key[len(prefix) : -len(suffix)]: (v if v.dim() == 0 else v.to(weight.device))
+                    for key, v in tensors.items()
+                    if key.startswith(prefix) and key.endswith(suffix) and key.count(".") == name.count(".") + 2
+                }
+        self.step, self.best_step, self.seconds = numbers["step"], numbers["best_step"], numbers["seconds"]
+        self.best_loss = math.inf if numbers["best_loss"] is None else numbers["best_loss"]
+
+
+def fit(
+    model: nn.Module,
+    objective: Objective,
+    settings: FitSettings,
+    folder: Path | None = None,
+    on_step: Callable[[int], None] | None = None,
+    log: Callable[[dict[str, Any]], None] | None = None,
+) -> Fit:
+    """Trains a model in place and leaves the kept weights in it, in evaluation mode.
+
+    Args:
+        model: the network; parameters that need no gradient are left alone.
+        objective: data and loss.
+        settings: see `FitSettings`.
+        folder: where the state is saved as `state.safetensors`; a state found there is resumed.
+        on_step: called after every step with the number of steps done.
+        log: called with the metrics of every evaluation.
+    """
+    accelerator = Accelerator(mixed_precision="bf16" if settings.precision == "bf16" else "no")
+    device = accelerator.device
+    model.to(device).train()
+    weights = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, settings.learning_rate, (0.9, 0.99), 1e-8, settings.weight_decay, fused=True)
+    state = State(model, optimizer)
+    path = None if folder is None else folder / "state.safetensors"
+    if path is not None and path.is_file():
+        state.load(path, settings)
+    forward: Any = accelerator.prepare_model(torch.compile(model) if settings.compile else model)
+    train = {name: x.to(device) for name, x in objective.train.items()}
+    held_out = None if objective.held_out is None else {n: x.to(device) for n, x in objective.held_out.items()}
+    share = slice(accelerator.process_index, None, accelerator.num_processes)
+    generator = torch.Generator(device)
+    started = time.perf_counter() - state.seconds
+    stale = 0
+
+    def save_state() -> None:
+        if path is not None and accelerator.is_main_process:
+            state.seconds = time.perf_counter() - started
+            state.save(path, settings)
+
+    try:
+        while state.step < settings.steps:
+            step = state.step
+            batch = {}
+            for number, (name, x) in enumerate(train.items()):
+                rows = rows_of_step(len(x), settings.batch_size, step, mix(settings.seed, number))[share]
+                batch[name] = x[rows.to(device)]
+            noise = mix(settings.seed, step, accelerator.process_index)
+            generator.manual_seed(noise)
+            torch.manual_seed(noise)  # dropout draws from the global generator
+            for group in optimizer.param_groups:
+                group["lr"] = settings.rate(step)
+            with accelerator.autocast():
+                loss = objective.loss(forward, batch, generator)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(weights, settings.clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            state.step += 1
+            state.follow(settings.ema)
+            if held_out is not None and (state.step % settings.evaluate_every == 0 or state.step == settings.steps):
+                value = evaluate(model, objective, held_out, state, settings)
+                if not math.isfinite(value):
+                    raise ValueError(f"the held-out loss became {value} at step {state.step}: lower the learning rate")
+                stale = 0 if value < state.best_loss else stale + 1
+                if value < state.best_loss:
+                    state.best_loss, state.best_step = value, state.step
+                    torch._foreach_copy_(state.best, state.average)
+                if log is not None:
+                    log({"step": state.step, "loss": float(loss), "held_out": value, "rate": settings.rate(step)})
+                if settings.patience and stale >= settings.patience:
+                    break
+            if on_step is not None:
+                on_step(state.step)
+            if state.step % settings.save_every == 0:
+                save_state()
+    except KeyboardInterrupt:
+        save_state()
+        raise
+    state.swap(state.average if held_out is None else state.best)
+    model.eval()
+    return Fit(
+        steps=state.step,
+        best_step=state.step if held_out is None else state.best_step,
+        held_out=None if held_out is None else state.best_loss,
+        seconds=time.perf_counter() - started,
+        weights=sum(p.numel() for p in weights),
+    )
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, objective: Objective, held_out: dict[str, Tensor], state: State, settings: FitSettings
+) -> float:
+    """The held-out loss of the averaged weights, under the same corruptions every time."""
+    kept = state.swap(state.average)
+    model.eval()
+    device = next(iter(held_out.values())).device
+    generator = torch.Generator(device).manual_seed(mix(settings.seed, 2**31))
+    rows = max(EVALUATION_ROWS, *(len(x) for x in held_out.values()))
+    batch = {name: x.repeat(-(-rows // len(x)), 1)[:rows] for name, x in held_out.items()}
+    value = float(objective.loss(model, batch, generator))
+    state.swap(kept)
+    model.train()
+    return value
