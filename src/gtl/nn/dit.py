@@ -8,6 +8,7 @@ time), so there time conditioning is off and they are plain weights, fused into 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 __all__ = ["DiT", "PooledDiT", "Pooling"]
 
 Pooling = Literal["sum", "mean"]
+
+CPU_TOKENS = 2048
+"""Tokens that a CPU runs through a network at once."""
 
 
 def rotary(length: int, dim: int, device: torch.device) -> Tensor:
@@ -32,6 +36,16 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     swapped = torch.cat([x[..., half:], x[..., :half]], -1)
     return x * rotation[0] + swapped * rotation[1]
+
+
+def in_chunks(network: Callable[[Tensor, Tensor | None], Tensor], z: Tensor, t: Tensor | None) -> Tensor:
+    """network(z, t), on a CPU without gradients a few rows at a time: activations that stay in the cache run twice
+    as fast as a large batch does."""
+    rows = max(1, CPU_TOKENS // z.shape[1])
+    if z.device.type != "cpu" or torch.is_grad_enabled() or len(z) <= rows:
+        return network(z, t)
+    times = [None] * -(-len(z) // rows) if t is None else t.split(rows)
+    return torch.cat([network(part, time) for part, time in zip(z.split(rows), times, strict=True)])
 
 
 class TimeEmbedding(nn.Module):
@@ -135,6 +149,9 @@ class DiT(nn.Module):
 
     def trunk(self, z: Tensor, t: Tensor | None = None) -> Tensor:
         """The normalised last hidden states (B, L, width) that the head reads."""
+        return in_chunks(self._trunk, z, t)
+
+    def _trunk(self, z: Tensor, t: Tensor | None = None) -> Tensor:
         condition = None
         if self.time is not None:
             if t is None:
@@ -167,6 +184,9 @@ class PooledDiT(nn.Module):
         self.dit, self.pooling = trunk, pooling
 
     def forward(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        return in_chunks(self._pool, z, t)
+
+    def _pool(self, z: Tensor, t: Tensor | None = None) -> Tensor:
         values = self.dit(z, t).squeeze(-1).float()
         return values.sum(-1) if self.pooling == "sum" else values.mean(-1)
 

@@ -83,7 +83,7 @@ class Ancestral(Sampler):
         rows = count.nonzero().squeeze(-1)
         if not len(rows):
             return z
-        places = chosen[rows].to(torch.int8).argsort(-1, descending=True, stable=True)[:, : int(count.max())]
+        places = chosen[rows].to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, : int(count.max())]
         places = places.masked_fill(~chosen[rows].gather(1, places), -1)
         part = z[rows]
         log_probs = self.model(part, torch.full((len(rows),), t, device=z.device), places).log_probs

@@ -238,7 +238,7 @@ def fit(
                     state.best_loss, state.best_step = value, state.step
                     torch._foreach_copy_(state.best, state.average)
                 if log is not None:
-                    log({"step": state.step, "loss": float(loss), "held_out": value, "rate": settings.rate(step)})
+                    log({"step": state.step, "loss": float(loss.detach()), "held_out": value, "rate": settings.rate(step)})
                 if settings.patience and stale >= settings.patience:
                     break
             if on_step is not None:

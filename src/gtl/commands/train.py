@@ -1,0 +1,164 @@
+"""`gtl train`: any network of the project on token files."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gtl.data.tokens import check_tokens, read_tokens, split
+from gtl.denoiser import NetworkDenoiser
+from gtl.nn.dit import DiT, Pooling
+from gtl.process import Masked, Process
+from gtl.progress import Bar
+from gtl.ratio import NetworkRatio
+from gtl.reproduce.methods import NetworkSize
+from gtl.run import Run, check_folder
+from gtl.schedule import make_schedule
+from gtl.train.checkpoint import load_denoiser, load_model, load_ratio, save_model
+from gtl.train.classifier import ClassifierObjective
+from gtl.train.denoiser import DenoiserObjective
+from gtl.train.loop import FitSettings, fit
+from gtl.train.objective import Objective
+from gtl.train.ratio import RatioObjective
+
+__all__ = ["train"]
+
+
+def train(
+    objective: Literal["denoiser", "classifier", "ratio"],
+    out: str | None = None,
+    data: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    like: str | None = None,
+    start: str | None = None,
+    vocabulary: int | None = None,
+    mask_id: int | None = None,
+    schedule: Literal["log-linear", "cosine", "geometric"] = "log-linear",
+    estimator: Literal["direct", "paper"] = "direct",
+    classifier: str | None = None,
+    noisy_classifier: str | None = None,
+    noisy: bool = True,
+    label_smoothing: float = 0.0,
+    cycle_weight: float = 0.1,
+    pooling: Pooling = "sum",
+    held_out: float = 0.1,
+    network: NetworkSize = NetworkSize(),  # noqa: B008
+    fit: FitSettings = FitSettings(),  # noqa: B008
+) -> None:
+    """Trains a network on token files (.npy of shape (N, L), or text with one sequence of ids a line).
+
+    Args:
+        objective: denoiser (needs --data), classifier or ratio (need --source and --target).
+        out: folder for checkpoint and metrics; by default a new one under runs/.
+        data: what a denoiser learns.
+        source: sequences of the source domain.
+        target: sequences of the target domain.
+        like: a denoiser's folder, whose token ids and schedule are taken over.
+        start: a checkpoint to train on (fine-tuning).
+        vocabulary: number of clean token ids, the mask not counted; the largest id in the data by default.
+        mask_id: id of the mask; the one after the vocabulary by default.
+        schedule: of the noise.
+        estimator: of a ratio; direct is one noisy classifier, paper needs two trained classifiers.
+        classifier: folder of a clean classifier, for the paper's estimator.
+        noisy_classifier: folder of a noisy classifier, for the paper's estimator.
+        noisy: whether a classifier sees noisy sequences.
+        label_smoothing: of classifiers, in torch's convention; undone in the link, so that the optimum is log r.
+        cycle_weight: the paper's lambda.
+        pooling: of the scalar outputs over positions.
+        held_out: fraction of the rows for early stopping.
+        network: size of a new network.
+        fit: how it is trained.
+    """
+    settings = locals() | {"network": vars(network), "fit": vars(fit)}
+    if out is not None:
+        check_folder(Path(out))
+    names = {"data": data} if objective == "denoiser" else {"source": source, "target": target}
+    for name, path in names.items():
+        if path is None:
+            raise ValueError(f"train {objective} needs --{name}")
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out={held_out} must be a fraction between 0 and 1")
+    rows = {name: read_tokens(str(path)) for name, path in names.items()}
+    process = choose_process(rows, start or like, vocabulary, mask_id, schedule)
+    length = next(iter(rows.values())).shape[1]
+    for name, x in rows.items():
+        check_tokens(x, process.num_ids, process.mask_id, str(names[name]), length=length)
+    parts = {name: split(x, held_out, fit.seed) for name, x in rows.items()}
+    kept, seen = {k: v[0] for k, v in parts.items()}, {k: v[1] for k, v in parts.items()}
+    torch.manual_seed(fit.seed)
+    model: NetworkDenoiser | NetworkRatio
+    goal: Objective
+    if objective == "denoiser":
+        model = load_denoiser(start) if start else NetworkDenoiser(process, new_network(process, network, True))
+        goal = DenoiserObjective(model, kept["data"], seen["data"])
+    else:
+        model = load_ratio(start) if start else NetworkRatio.build(process, pooling, **vars(network))
+        goal = ratio_objective(objective, estimator, process, kept, seen, settings)
+    train_into(out, objective, settings, model, goal, fit)
+
+
+def new_network(process: Process, size: NetworkSize, tokens: bool) -> DiT:
+    """An untrained DiT with a head for tokens or for a scalar."""
+    return DiT(process.num_ids, process.num_ids if tokens else 1, **vars(size))
+
+
+def choose_process(
+    rows: dict[str, Tensor], like: str | None, vocabulary: int | None, mask_id: int | None, schedule: str
+) -> Process:
+    """The process of a checkpoint, or a masked one over the ids of the data."""
+    if like is not None:
+        return load_model(like).process
+    if vocabulary is None:
+        vocabulary = 1 + max((int(x.max()) for x in rows.values() if x.numel()), default=0)
+    return Masked(vocabulary + 1, vocabulary if mask_id is None else mask_id, make_schedule(schedule))
+
+
+def ratio_objective(
+    objective: str,
+    estimator: str,
+    process: Process,
+    kept: dict[str, Tensor],
+    seen: dict[str, Tensor],
+    settings: dict[str, Any],
+) -> Objective:
+    """The loss of a classifier or of a ratio."""
+    smoothing = settings["label_smoothing"]
+    if objective == "classifier":
+        return ClassifierObjective(process, kept, seen, settings["noisy"], smoothing)
+    if estimator == "direct":
+        return ClassifierObjective(process, kept, seen, True, smoothing)
+    folders = settings["classifier"], settings["noisy_classifier"]
+    if None in folders:
+        raise ValueError("the paper's estimator needs --classifier and --noisy_classifier (gtl train classifier)")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    frozen = [load_ratio(folder).to(device) for folder in folders]
+    return RatioObjective(process, frozen[0], frozen[1], kept, seen, settings["cycle_weight"])
+
+
+def train_into(
+    out: str | None,
+    objective: str,
+    settings: dict[str, Any],
+    model: NetworkDenoiser | NetworkRatio,
+    goal: Objective,
+    fit_settings: FitSettings,
+) -> None:
+    """Trains the model in a run folder, from its saved state if there is one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    run = Run(out, f"train-{objective}", settings, device)
+    with Bar(fit_settings.steps) as bar:
+        bar.stage(f"training the {objective}", fit_settings.steps)
+        result = fit(
+            model, goal, fit_settings, run.folder, lambda step: bar.advance(step / fit_settings.steps), run.log
+        )
+    save_model(run.folder, model)
+    (run.folder / "state.safetensors").unlink(missing_ok=True)
+    assert result.held_out is not None
+    run.add(
+        "train", objective, "held_out_loss", result.held_out, seed=fit_settings.seed,
+        seconds=result.seconds, trainable_weights=result.weights,
+    )  # fmt: skip
+    run.finish()
+    print(f"{run.folder}: held-out loss {result.held_out:.4f} at step {result.best_step} of {result.steps}")

@@ -1,0 +1,1 @@
+"""The paper's experiments, whole programs on top of the library."""

@@ -1,0 +1,251 @@
+"""Ways to get from a source model to a target: one function each, under one budget and one selection rule.
+
+Every method sees the same target sequences, split once into training and held-out rows, and may take `budget` gradient steps
+over all the networks that it trains. What it keeps (weights, gamma, pooling) it chooses by held-out loss on target data; no
+method sees the true chain. A new estimator is a function here and a line in METHODS.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gtl.denoiser import Denoiser, NetworkDenoiser
+from gtl.nn.dit import DiT, Pooling
+from gtl.progress import Bar
+from gtl.ratio import NetworkRatio, Ratio
+from gtl.ratio.gamma import GAMMAS, nll_by_gamma
+from gtl.train.classifier import ClassifierObjective
+from gtl.train.denoiser import DenoiserObjective
+from gtl.train.loop import Fit, FitSettings, fit
+from gtl.train.objective import Objective
+from gtl.train.ratio import RatioObjective
+
+__all__ = ["METHODS", "Adapted", "NetworkSize", "Problem", "Training"]
+
+
+@dataclass
+class NetworkSize:
+    """A DiT's size."""
+
+    width: int = 64
+    depth: int = 2
+    heads: int = 4
+    dropout: float = 0.0
+
+
+@dataclass
+class Training:
+    """How the networks of an experiment are trained."""
+
+    denoiser: NetworkSize = field(default_factory=NetworkSize)
+    """The source model, and vanilla and fine-tuned ones."""
+    ratio: NetworkSize = field(default_factory=NetworkSize)
+    """Ratio networks and classifiers."""
+    source_steps: int = 500
+    """Gradient steps of the source model."""
+    budget: int = 450
+    """Gradient steps of every method after that, over all its networks."""
+    classifier_steps: int | None = None
+    """Of each of the paper's two classifiers; a third of the budget by default. The ratio network has the rest."""
+    batch_size: int = 128
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.01
+    ema: float = 0.99
+    patience: int = 0
+    """Evaluations, 25 steps apart, without progress before a network stops; 0 uses the whole budget."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    label_smoothing: float = 0.1
+    """Of the paper's classifiers, in torch's convention (labels 0.05 and 0.95)."""
+    calibrated: bool = True
+    """Whether the smoothing is undone in the link, so that the optimum is log r."""
+    cycle_weight: float = 0.1
+    """The paper's lambda."""
+    pooling: Literal["sum", "mean", "auto"] = "sum"
+    """Of ratio networks; auto trains both and keeps the one that validates better."""
+    vanilla_epochs: int = 60
+    """Of `vanilla-epochs`, the paper's own baseline: epochs over the target data, last weights kept."""
+    finetuned_epochs: int = 90
+    """Of `finetuned-epochs`."""
+
+    def __post_init__(self) -> None:
+        if self.classifier_steps is None:
+            self.classifier_steps = self.budget // 3
+        if not 0 < 2 * self.classifier_steps < self.budget:
+            raise ValueError(
+                f"two classifiers of {self.classifier_steps} steps leave nothing of a budget of {self.budget} steps"
+            )
+
+
+@dataclass
+class Adapted:
+    """A target model: a denoiser, with a ratio if it is guided."""
+
+    denoiser: Denoiser
+    ratio: Ratio | None = None
+    gamma: float = 1.0
+    held_out_nll: float = float("nan")
+    """Of the guided model at its gamma."""
+    steps: int = 0
+    seconds: float = 0.0
+    weights: int = 0
+    """Trainable numbers, over all networks."""
+
+
+@dataclass
+class Problem:
+    """One source model, one set of target sequences."""
+
+    training: Training
+    source: NetworkDenoiser
+    source_data: tuple[Tensor, Tensor]
+    """Training and held-out rows."""
+    target_data: tuple[Tensor, Tensor]
+    seed: int
+    bar: Bar | None = None
+    log: Callable[[dict[str, Any]], None] | None = None
+    label: str = ""
+    memory: dict[str, Adapted] = field(default_factory=dict)
+
+    def adapted(self, method: str) -> Adapted:
+        """The result of a method, which runs at most once."""
+        if method not in self.memory:
+            self.memory[method] = METHODS[method](self)
+        return self.memory[method]
+
+    def fit(self, name: str, model: nn.Module, objective: Objective, steps: int, **changes: Any) -> Fit:
+        """Trains one network under the experiment's settings."""
+        t = self.training
+        settings = FitSettings(
+            steps=steps,
+            batch_size=t.batch_size,
+            learning_rate=t.learning_rate,
+            weight_decay=t.weight_decay,
+            ema=t.ema,
+            patience=t.patience,
+            precision=t.precision,
+            compile=t.compile,
+            seed=self.seed,
+        )
+        if self.bar is not None:
+            self.bar.stage(f"{self.label}training {name}", steps)
+        return fit(
+            model,
+            objective,
+            replace(settings, **changes),
+            on_step=None if self.bar is None else lambda step: self.bar.advance(step / steps),  # type: ignore[union-attr]
+            log=None if self.log is None else lambda m: self.log({"network": f"{self.label}{name}", **m}),  # type: ignore[misc]
+        )
+
+    def fresh_denoiser(self) -> NetworkDenoiser:
+        """An untrained denoiser of the source's size."""
+        torch.manual_seed(self.seed)
+        config = self.source.network.config()
+        return NetworkDenoiser(self.source.process, DiT(**config))
+
+    def fresh_ratio(self, pooling: Pooling) -> NetworkRatio:
+        """An untrained ratio network."""
+        torch.manual_seed(self.seed)
+        size = self.training.ratio
+        return NetworkRatio.build(
+            self.source.process, pooling, width=size.width, depth=size.depth, heads=size.heads, dropout=size.dropout
+        )
+
+    def domains(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Training and held-out rows of both domains."""
+        both = [{"source": s, "target": t} for s, t in zip(self.source_data, self.target_data, strict=True)]
+        return both[0], both[1]
+
+
+def baseline(problem: Problem, model: NetworkDenoiser, name: str, epochs: int | None = None) -> Adapted:
+    """Trains a denoiser on the target data, early-stopped within the budget, or for the paper's epochs."""
+    rows, held_out = problem.target_data
+    if epochs is None:
+        run = problem.fit(name, model, DenoiserObjective(model, rows, held_out), problem.training.budget)
+    else:
+        every = torch.cat([rows, held_out])
+        steps = epochs * -(-len(every) // problem.training.batch_size)
+        run = problem.fit(name, model, DenoiserObjective(model, every), steps, ema=0.0)
+    return Adapted(model, steps=run.steps, seconds=run.seconds, weights=run.weights)
+
+
+def vanilla(problem: Problem) -> Adapted:
+    """A denoiser trained on the target alone."""
+    return baseline(problem, problem.fresh_denoiser(), "vanilla")
+
+
+def finetuned(problem: Problem) -> Adapted:
+    """The source denoiser trained on, on the target."""
+    return baseline(problem, copy.deepcopy(problem.source), "finetuned")
+
+
+def vanilla_epochs(problem: Problem) -> Adapted:
+    """Vanilla as the paper trains it."""
+    return baseline(problem, problem.fresh_denoiser(), "vanilla-epochs", problem.training.vanilla_epochs)
+
+
+def finetuned_epochs(problem: Problem) -> Adapted:
+    """Fine-tuned as the paper trains it."""
+    return baseline(problem, copy.deepcopy(problem.source), "finetuned-epochs", problem.training.finetuned_epochs)
+
+
+def guided(problem: Problem, ratio: NetworkRatio, fits: list[Fit]) -> Adapted:
+    """The frozen source with a trained ratio, gamma by held-out likelihood of the target."""
+    held_out = problem.target_data[1].to(next(ratio.parameters()).device)
+    generator = torch.Generator(held_out.device).manual_seed(problem.seed)
+    curve = nll_by_gamma(problem.source, ratio, held_out, generator=generator)
+    best = int(curve.argmin())
+    return Adapted(
+        problem.source, ratio, GAMMAS[best], float(curve[best]),
+        sum(f.steps for f in fits), sum(f.seconds for f in fits), sum(f.weights for f in fits),
+    )  # fmt: skip
+
+
+def better_pooling(problem: Problem, method: str) -> Adapted:
+    """The result of METHOD-sum or METHOD-mean, whichever gives held-out target data the higher likelihood."""
+    wanted = problem.training.pooling
+    names = [f"{method}-{pooling}" for pooling in (("sum", "mean") if wanted == "auto" else (wanted,))]
+    return min((problem.adapted(name) for name in names), key=lambda result: result.held_out_nll)
+
+
+def gtl_direct(problem: Problem, pooling: Pooling) -> Adapted:
+    """The direct estimator: one network, logistic loss on noisy sequences."""
+    ratio = problem.fresh_ratio(pooling)
+    objective = ClassifierObjective(problem.source.process, *problem.domains())
+    return guided(problem, ratio, [problem.fit(f"gtl-direct-{pooling}", ratio, objective, problem.training.budget)])
+
+
+def gtl_paper(problem: Problem, pooling: Pooling) -> Adapted:
+    """The paper's estimator: a clean and a noisy classifier, then the ratio network from both."""
+    t, process, fits = problem.training, problem.source.process, []
+    train, held_out = problem.domains()
+    assert t.classifier_steps is not None
+    classifiers = []
+    for noisy in (False, True):
+        classifier = problem.fresh_ratio(pooling)
+        objective = ClassifierObjective(process, train, held_out, noisy, t.label_smoothing, t.calibrated)
+        name = f"gtl-paper-{pooling}, {'noisy' if noisy else 'clean'} classifier"
+        fits.append(problem.fit(name, classifier, objective, t.classifier_steps))
+        classifiers.append(classifier)
+    ratio = problem.fresh_ratio(pooling)
+    last = RatioObjective(process, *classifiers, train, held_out, cycle_weight=t.cycle_weight)
+    fits.append(problem.fit(f"gtl-paper-{pooling}, ratio", ratio, last, t.budget - 2 * t.classifier_steps))
+    return guided(problem, ratio, fits)
+
+
+METHODS: dict[str, Callable[[Problem], Adapted]] = {
+    "vanilla": vanilla,
+    "vanilla-epochs": vanilla_epochs,
+    "finetuned": finetuned,
+    "finetuned-epochs": finetuned_epochs,
+    "gtl-direct": lambda problem: better_pooling(problem, "gtl-direct"),
+    "gtl-direct-sum": lambda problem: gtl_direct(problem, "sum"),
+    "gtl-direct-mean": lambda problem: gtl_direct(problem, "mean"),
+    "gtl-paper": lambda problem: better_pooling(problem, "gtl-paper"),
+    "gtl-paper-sum": lambda problem: gtl_paper(problem, "sum"),
+    "gtl-paper-mean": lambda problem: gtl_paper(problem, "mean"),
+}
