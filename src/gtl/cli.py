@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli
@@ -13,7 +12,7 @@ from gtl.commands.train import train
 
 __all__ = ["VERBS", "main"]
 
-VERBS: dict[str, Callable[..., Any]] = {
+VERBS: dict[str, Any] = {
     "demo": demo,
     "reproduce": reproduce,
     "train": train,

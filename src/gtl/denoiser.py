@@ -65,6 +65,8 @@ class Denoiser(nn.Module, ABC):
 class NetworkDenoiser(Denoiser):
     """A DiT with a token head as a denoiser."""
 
+    never: Tensor
+
     def __init__(self, process: Process, network: DiT, banned: tuple[int, ...] = ()) -> None:
         """Wraps a network whose head gives one logit for each of the K ids; `banned` ids are never predicted."""
         super().__init__()
@@ -100,7 +102,7 @@ def nelbo(
     process = denoiser.process
     t = process.times(len(x), x.device, generator)
     z = process.corrupt(x, t, generator)
-    return process.nelbo(x, z, t, (forward or denoiser)(z, t).log_probs, denoiser.timeless)
+    return process.nelbo(x, z, t, (denoiser if forward is None else forward)(z, t).log_probs, denoiser.timeless)
 
 
 def _batches(x: Tensor, draws: int, batch: int) -> list[Tensor]:

@@ -5,10 +5,10 @@ Markov chains, by forward-backward with the mask as a missing observation:
     a_l(v) = e_l(v) sum_u a_{l-1}(u) T(u, v),    b_l(v) = sum_w T(v, w) e_{l+1}(w) b_{l+1}(w),
     p(z) = sum_v a_L(v),    p(x_l = v | z) = a_l(v) b_l(v) / p(z),    r(z) = q(z) / p(z).
 
-Tables: any distribution over V^L sequences for tiny V and L, by summing over all of them. `MarkovChain` and `Table` are laws;
-`ExactDenoiser` and `ExactRatio` turn a law, or two, into a Denoiser and a Ratio that plug in anywhere. `one_position_law` and
-`ancestral_law` push the whole reverse chain of a sampler through all K^L states: the distribution of what it draws,
-without drawing.
+Tables: any distribution over V^L sequences for tiny V and L, by summing over all of them. `MarkovChain` and `Table` are
+laws; `ExactDenoiser` and `ExactRatio` turn a law, or two, into a Denoiser and a Ratio that plug in anywhere.
+`one_position_law` and `ancestral_law` push the whole reverse chain of a sampler through all K^L states: the
+distribution of what it draws, without drawing.
 """
 
 from abc import ABC, abstractmethod
@@ -52,6 +52,9 @@ class Law(nn.Module, ABC):
 
 class MarkovChain(Law):
     """A Markov chain with initial distribution (V,) and row-stochastic transition matrix (V, V)."""
+
+    transition: Tensor
+    initial: Tensor
 
     def __init__(self, transition: Tensor, process: Masked, initial: Tensor | None = None) -> None:
         super().__init__()
@@ -100,6 +103,9 @@ class MarkovChain(Law):
 
 class Table(Law):
     """Any distribution over all V^L sequences, given as a tensor with L dimensions of size V."""
+
+    p: Tensor
+    x: Tensor
 
     def __init__(self, table: Tensor, process: Masked) -> None:
         super().__init__()

@@ -2,7 +2,8 @@
 
     q(z_s | z_t)  =  p(z_s | z_t) r(z_s)^gamma / sum over z_s,        r(z) = E_p[ q(x) / p(x) | z ] = q(z) / p(z)
 
-applied position by position to single-token interventions (the paper's sequence formulation). Two ways for masked noise:
+applied position by position to single-token interventions (the paper's sequence formulation). Two ways for masked
+noise:
 
 - on z_s, the naive algorithm: the mask is one more candidate, weighted by r(z_t) itself;
 - on x, `Guided`: the token of a position is guided given that the position is revealed, and the chance of staying
@@ -89,8 +90,8 @@ def check_n_ratio(n_ratio: int | None, vocabulary: int) -> int:
 class Guided(Denoiser):
     """log q(x_l = v | z): a frozen denoiser reweighted by a ratio is again a denoiser.
 
-    Anything that takes a denoiser (samplers, likelihood bounds) therefore takes a guided one. Exact for masked noise with
-    any ratio and for every process with a clean ratio.
+    Anything that takes a denoiser (samplers, likelihood bounds) therefore takes a guided one. Exact for masked noise
+    with any ratio and for every process with a clean ratio.
     """
 
     def __init__(self, denoiser: Denoiser, ratio: Ratio, gamma: Gamma = 1.0, n_ratio: int | None = None) -> None:

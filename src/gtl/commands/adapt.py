@@ -67,7 +67,7 @@ def sample(
         raise ValueError("give --length, the tokens in a sequence, or a --prompt")
     else:
         start = torch.full((count, length), process.mask_id or 0, device=device)
-    frozen = start != process.mask_id
+    frozen = start.ne(-1 if process.mask_id is None else process.mask_id)
     draw: Sampler
     if sampler == "one-position":
         draw = OnePosition(model, weight, gamma=gamma, n_ratio=n_ratio)

@@ -62,6 +62,8 @@ def reproduce(
     batch_size: int | None = None,
     learning_rate: float | None = None,
     label_smoothing: float | None = None,
+    warm_start: bool | None = None,
+    gamma_rule: Literal["samples", "likelihood"] | None = None,
     pooling: Literal["sum", "mean", "auto"] | None = None,
     precision: Literal["fp32", "bf16"] | None = None,
     compile: bool | None = None,
@@ -91,6 +93,8 @@ def reproduce(
         batch_size: rows in a gradient step.
         learning_rate: the highest.
         label_smoothing: of the paper's classifiers.
+        warm_start: whether ratio networks start from the source denoiser's first blocks.
+        gamma_rule: on held-out target data, by the samples' transitions or by conditional likelihood.
         pooling: of ratio networks; auto trains both and keeps the one that validates better.
         precision: of matrix products.
         compile: whether networks are trained through torch.compile.

@@ -37,5 +37,3 @@ def martingale_violation(
     log_r = ratio.log_ratio(z, position, torch.cat([candidates, mask], -1), t)
     mean = torch.logsumexp(log_p.gather(-1, candidates) + log_r[..., :-1], -1)
     return (mean - log_r[..., -1]).squeeze(1)
-
-

@@ -51,6 +51,8 @@ def in_chunks(network: Callable[[Tensor, Tensor | None], Tensor], z: Tensor, t: 
 class TimeEmbedding(nn.Module):
     """Sinusoidal features of t in [0, 1] through a two-layer network: (B,) -> (B, width)."""
 
+    frequency: Tensor
+
     def __init__(self, width: int, features: int = 128) -> None:
         super().__init__()
         frequency = 1000 * torch.exp(-math.log(10_000) * torch.arange(features // 2) / (features // 2))
@@ -142,9 +144,9 @@ class DiT(nn.Module):
         self.norm = Modulation(width, 2, time_conditioned)
         self.head = nn.Linear(width, outputs)
         self.apply(_initialise)
-        for block in self.blocks:  # residual branches start small, so that the depth does not matter to the start
-            for layer in (block.out, block.mlp[2]):
-                nn.init.normal_(layer.weight, std=layer.in_features**-0.5 / math.sqrt(2 * depth))
+        for name, weight in self.named_parameters():  # residual branches start small, so that depth does not matter
+            if name.endswith(("out.weight", "mlp.2.weight")):
+                nn.init.normal_(weight, std=weight.shape[1] ** -0.5 / math.sqrt(2 * depth))
         nn.init.zeros_(self.head.weight)
 
     def trunk(self, z: Tensor, t: Tensor | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from gtl.ratio.base import Ratio
 
 __all__ = ["GAMMAS", "choose_gamma", "nll_by_gamma"]
 
-GAMMAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+GAMMAS = (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 
 
 @torch.no_grad()

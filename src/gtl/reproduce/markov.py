@@ -9,6 +9,9 @@ Besides METHODS the table has these rows, which train nothing:
     published-*        the paper's figures, where chain, length and n are the paper's
 """
 
+import json
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +22,7 @@ from torch import Tensor
 from gtl.data.markov import read_matrix, sample_chain
 from gtl.data.tokens import check_tokens, split
 from gtl.denoiser import Denoiser, NetworkDenoiser, nll
+from gtl.evaluate.transition import estimate_transitions, transition_kl, transition_nll
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
@@ -30,9 +34,10 @@ from gtl.report.markov import heat_maps, page
 from gtl.reproduce.methods import METHODS, Adapted, NetworkSize, Problem, Training
 from gtl.run import Run
 from gtl.sample import Ancestral, OnePosition, Sampler
+from gtl.sample.base import Callback
 from gtl.train.checkpoint import load_denoiser, save_model, write_json
+from gtl.train.denoiser import DenoiserObjective
 from gtl.train.loop import mix
-from gtl.evaluate.transition import estimate_transitions, transition_kl
 
 __all__ = ["PRESETS", "Protocol", "reproduce_markov"]
 
@@ -58,6 +63,8 @@ class Protocol:
     n: list[int] = field(default_factory=lambda: [1000, 100, 20])
     methods: list[str] = field(default_factory=lambda: ["source", "vanilla", "finetuned", "gtl-direct", "counting"])
     samples: int = 4096
+    validation_samples: int = 256
+    """Generated sequences behind the choice of gamma."""
     sampler: Literal["one-position", "ancestral"] = "one-position"
     sampling_steps: int = 20
     n_ratio: int | None = None
@@ -87,6 +94,7 @@ PRESETS: dict[str, Protocol] = {
             "source", "vanilla-epochs", "vanilla", "finetuned-epochs", "finetuned",
             "gtl-paper-sum", "gtl-paper-mean", "gtl-paper", "gtl-paper-best-gamma", "gtl-direct", "counting", "exact",
         ],
+        validation_samples=4096,
         sampler="ancestral",
         training=Training(
             denoiser=NetworkSize(320, 4, 5, 0.1),
@@ -155,8 +163,9 @@ class Experiment:
             if "counting" in p.methods and not self.run.has("counting", n, self.seed, "kl"):
                 self.record("counting", n, x, pseudo=1.0)
             fraction = max(p.held_out, 4 / n)
+            target_data = split(x, fraction, self.seed)
             problem = Problem(
-                p.training, denoiser, self.source_data, split(x, fraction, self.seed), self.seed,
+                p.training, denoiser, self.source_data, target_data, self.seed, self.scorer(target_data[1]),
                 self.bar, self.run.log, f"{self.several}n = {n}: ",
             )  # fmt: skip
             for method in p.methods:
@@ -167,6 +176,12 @@ class Experiment:
                 else:
                     self.measure(method, n, problem.adapted(method))
 
+    def scorer(self, held_out: Tensor) -> Callable[[Adapted], float]:
+        """How far a model's samples are from held-out target sequences, by their transitions."""
+        return lambda adapted: transition_nll(
+            held_out, self.draw(adapted, adapted.gamma, self.protocol.validation_samples), self.size
+        )
+
     def source_model(self) -> NetworkDenoiser:
         """The source denoiser, trained once for each seed and kept in the run's folder."""
         folder = self.run.folder / f"source-{self.seed}"
@@ -176,9 +191,9 @@ class Experiment:
         size = asdict(t.denoiser)
         torch.manual_seed(self.seed)
         model = NetworkDenoiser(p, DiT(p.num_ids, p.num_ids, **size))
-        problem = Problem(t, model, self.source_data, self.source_data, self.seed, self.bar, self.run.log, self.several)
-        from gtl.train.denoiser import DenoiserObjective
-
+        problem = Problem(
+            t, model, self.source_data, self.source_data, self.seed, lambda _: 0.0, self.bar, self.run.log, self.several
+        )
         problem.fit("the source model", model, DenoiserObjective(model, *self.source_data), t.source_steps, patience=0)
         save_model(folder, model)
         return model
@@ -190,14 +205,11 @@ class Experiment:
             return OnePosition(denoiser, ratio, gamma=gamma, n_ratio=p.n_ratio)
         return Ancestral(denoiser, ratio, gamma=gamma, n_ratio=p.n_ratio, steps=p.sampling_steps)
 
-    def draw(self, adapted: Adapted, gamma: float) -> Tensor:
-        """Generated sequences (samples, L), the same randomness for every method."""
+    def draw(self, adapted: Adapted, gamma: float, count: int, callback: Callback | None = None) -> Tensor:
+        """Generated sequences (count, L), the same randomness for every method."""
         generator = torch.Generator(self.device).manual_seed(mix(self.seed, 7))
-        shape = self.protocol.samples, self.protocol.length
-        start = torch.full(shape, self.process.mask_id, device=self.device)
-        return self.sampler(adapted.denoiser, adapted.ratio, gamma)(
-            start, generator=generator, callback=lambda i, count, z: self.bar.advance((i + 1) / count)
-        )
+        start = torch.full((count, self.protocol.length), self.process.mask_id, device=self.device)
+        return self.sampler(adapted.denoiser, adapted.ratio, gamma)(start, generator=generator, callback=callback)
 
     def measure(self, method: str, n: int | None, adapted: Adapted) -> None:
         """Samples from an adapted model and records what came out."""
@@ -206,10 +218,8 @@ class Experiment:
         p = self.protocol
         where = self.several if n is None else f"{self.several}n = {n}: "
         self.bar.stage(f"{where}sampling {method}", sampling_units(p, self.size, adapted.ratio is not None))
-        import time
-
         started = time.perf_counter()
-        x = self.draw(adapted, adapted.gamma)
+        x = self.draw(adapted, adapted.gamma, p.samples, lambda i, count, _: self.bar.advance((i + 1) / count))
         seconds = adapted.seconds + time.perf_counter() - started
         extra: dict[str, Any] = {"seconds": seconds, "trainable_weights": adapted.weights}
         model = adapted.denoiser
@@ -225,7 +235,7 @@ class Experiment:
     def best_gamma(self, method: str, n: int, adapted: Adapted) -> None:
         """Records the gamma that does best on the metric, as the paper's table does."""
         self.bar.stage(f"{self.several}n = {n}: {method}", 0)
-        results = {gamma: self.draw(adapted, gamma) for gamma in GAMMAS}
+        results = {gamma: self.draw(adapted, gamma, self.protocol.samples) for gamma in GAMMAS}
         gamma = min(results, key=lambda gamma: transition_kl(self.matrices[1], results[gamma]))
         self.add(method, n, "gamma", gamma)
         self.record(method, n, results[gamma])
@@ -244,15 +254,15 @@ class Experiment:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, empty where there is no file yet."""
-    import json
-
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def sampling_units(p: Protocol, size: int, guided: bool) -> float:
     """What drawing the samples costs, in gradient steps of a denoiser (about three passes of a batch)."""
     passes = p.samples * p.length / p.training.batch_size
-    cost = p.training.ratio.width**2 * p.training.ratio.depth / (p.training.denoiser.width**2 * p.training.denoiser.depth)
+    cost = (
+        p.training.ratio.width**2 * p.training.ratio.depth / (p.training.denoiser.width**2 * p.training.denoiser.depth)
+    )
     return passes / 3 * (1 + (size * cost if guided else 0))
 
 
@@ -288,9 +298,10 @@ def finish(run: Run, p: Protocol, matrices: list[Tensor], seeds: list[int]) -> N
         "device": run.device,
         "seeds": ", ".join(map(str, seeds)),
         "chains": f"source {p.source_matrix}, target {p.target_matrix}, {len(matrices[0])} states, length {p.length}",
-        "budget": f"source model {p.training.source_steps} gradient steps; every method {p.training.budget} after that, "
-        "over all its networks, the best held-out weights kept",
-        "samples": f"{p.samples} sequences for each estimate, {p.sampler} sampler; gamma by held-out likelihood",
+        "budget": f"{p.training.source_steps} gradient steps for the source model; at most {p.training.budget} more for "
+        "every method, over all its networks; the weights with the best held-out loss are kept",
+        "samples": f"{p.samples} sequences for each estimate, {p.sampler} sampler",
+        "gamma": f"chosen on held-out target sequences ({p.training.gamma_rule} rule)",
     }
     page(run.folder / "report.html", "Guided transfer between Markov chains", run.rows, figure, facts)
     run.finish()

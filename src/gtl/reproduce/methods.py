@@ -1,8 +1,8 @@
 """Ways to get from a source model to a target: one function each, under one budget and one selection rule.
 
-Every method sees the same target sequences, split once into training and held-out rows, and may take `budget` gradient steps
-over all the networks that it trains. What it keeps (weights, gamma, pooling) it chooses by held-out loss on target data; no
-method sees the true chain. A new estimator is a function here and a line in METHODS.
+Every method sees the same target sequences, split once into training and held-out rows, and may take `budget` gradient
+steps over all the networks that it trains. What it keeps (weights, gamma, pooling) it chooses by held-out loss on
+target data; no method sees the true chain. A new estimator is a function here and a line in METHODS.
 """
 
 import copy
@@ -65,6 +65,10 @@ class Training:
     """Whether the smoothing is undone in the link, so that the optimum is log r."""
     cycle_weight: float = 0.1
     """The paper's lambda."""
+    warm_start: bool = True
+    """Whether ratio networks start from the source denoiser's first blocks (where the widths agree) or from noise."""
+    gamma_rule: Literal["samples", "likelihood"] = "samples"
+    """How gamma is chosen on held-out target data: by what the samples look like, or by conditional likelihood."""
     pooling: Literal["sum", "mean", "auto"] = "sum"
     """Of ratio networks; auto trains both and keeps the one that validates better."""
     vanilla_epochs: int = 60
@@ -88,8 +92,8 @@ class Adapted:
     denoiser: Denoiser
     ratio: Ratio | None = None
     gamma: float = 1.0
-    held_out_nll: float = float("nan")
-    """Of the guided model at its gamma."""
+    score: float = float("nan")
+    """Of the guided model on held-out target data at its gamma, by the rule that chose it; lower is better."""
     steps: int = 0
     seconds: float = 0.0
     weights: int = 0
@@ -106,6 +110,8 @@ class Problem:
     """Training and held-out rows."""
     target_data: tuple[Tensor, Tensor]
     seed: int
+    score: Callable[[Adapted], float]
+    """How well the samples of a model match the held-out target rows; lower is better."""
     bar: Bar | None = None
     log: Callable[[dict[str, Any]], None] | None = None
     label: str = ""
@@ -131,14 +137,15 @@ class Problem:
             compile=t.compile,
             seed=self.seed,
         )
-        if self.bar is not None:
-            self.bar.stage(f"{self.label}training {name}", steps)
+        bar, log = self.bar, self.log
+        if bar is not None:
+            bar.stage(f"{self.label}training {name}", steps)
         return fit(
             model,
             objective,
             replace(settings, **changes),
-            on_step=None if self.bar is None else lambda step: self.bar.advance(step / steps),  # type: ignore[union-attr]
-            log=None if self.log is None else lambda m: self.log({"network": f"{self.label}{name}", **m}),  # type: ignore[misc]
+            on_step=None if bar is None else lambda step: bar.advance(step / steps),
+            log=None if log is None else lambda metrics: log({"network": f"{self.label}{name}", **metrics}),
         )
 
     def fresh_denoiser(self) -> NetworkDenoiser:
@@ -150,10 +157,10 @@ class Problem:
     def fresh_ratio(self, pooling: Pooling) -> NetworkRatio:
         """An untrained ratio network."""
         torch.manual_seed(self.seed)
-        size = self.training.ratio
-        return NetworkRatio.build(
-            self.source.process, pooling, width=size.width, depth=size.depth, heads=size.heads, dropout=size.dropout
-        )
+        ratio = NetworkRatio.build(self.source.process, pooling, **vars(self.training.ratio))
+        if self.training.warm_start:
+            warm_start(ratio.network.dit, self.source.network)
+        return ratio
 
     def domains(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Training and held-out rows of both domains."""
@@ -194,22 +201,37 @@ def finetuned_epochs(problem: Problem) -> Adapted:
 
 
 def guided(problem: Problem, ratio: NetworkRatio, fits: list[Fit]) -> Adapted:
-    """The frozen source with a trained ratio, gamma by held-out likelihood of the target."""
-    held_out = problem.target_data[1].to(next(ratio.parameters()).device)
-    generator = torch.Generator(held_out.device).manual_seed(problem.seed)
-    curve = nll_by_gamma(problem.source, ratio, held_out, generator=generator)
-    best = int(curve.argmin())
-    return Adapted(
-        problem.source, ratio, GAMMAS[best], float(curve[best]),
-        sum(f.steps for f in fits), sum(f.seconds for f in fits), sum(f.weights for f in fits),
-    )  # fmt: skip
+    """The frozen source with a trained ratio, gamma chosen on held-out target data by the rule of the experiment."""
+    steps, seconds, weights = (sum(getattr(f, key) for f in fits) for key in ("steps", "seconds", "weights"))
+    made = [Adapted(problem.source, ratio, gamma, steps=steps, seconds=seconds, weights=weights) for gamma in GAMMAS]
+    if problem.training.gamma_rule == "likelihood":
+        held_out = problem.target_data[1].to(next(ratio.parameters()).device)
+        generator = torch.Generator(held_out.device).manual_seed(problem.seed)
+        scores = nll_by_gamma(problem.source, ratio, held_out, GAMMAS, generator=generator).tolist()
+    else:
+        scores = [problem.score(each) for each in made]
+    for each, score in zip(made, scores, strict=True):
+        each.score = score
+    return min(made, key=lambda each: each.score)
 
 
 def better_pooling(problem: Problem, method: str) -> Adapted:
     """The result of METHOD-sum or METHOD-mean, whichever gives held-out target data the higher likelihood."""
     wanted = problem.training.pooling
     names = [f"{method}-{pooling}" for pooling in (("sum", "mean") if wanted == "auto" else (wanted,))]
-    return min((problem.adapted(name) for name in names), key=lambda result: result.held_out_nll)
+    return min((problem.adapted(name) for name in names), key=lambda result: result.score)
+
+
+def warm_start(network: DiT, source: DiT) -> None:
+    """Copies the source's embedding, first blocks and last norm into a network of the same width.
+
+    A denoiser has already learned which neighbours tell about a token; a ratio that starts from there needs a fraction
+    of the steps, and of the target data, that one from noise needs.
+    """
+    if (network.width, network.heads) != (source.width, source.heads):
+        return
+    known = {k: v for k, v in source.state_dict().items() if not k.startswith("head.")}
+    network.load_state_dict({k: known.get(k, v).clone() for k, v in network.state_dict().items()})
 
 
 def gtl_direct(problem: Problem, pooling: Pooling) -> Adapted:
@@ -224,15 +246,11 @@ def gtl_paper(problem: Problem, pooling: Pooling) -> Adapted:
     t, process, fits = problem.training, problem.source.process, []
     train, held_out = problem.domains()
     assert t.classifier_steps is not None
-    classifiers = []
-    for noisy in (False, True):
-        classifier = problem.fresh_ratio(pooling)
-        objective = ClassifierObjective(process, train, held_out, noisy, t.label_smoothing, t.calibrated)
-        name = f"gtl-paper-{pooling}, {'noisy' if noisy else 'clean'} classifier"
-        fits.append(problem.fit(name, classifier, objective, t.classifier_steps))
-        classifiers.append(classifier)
-    ratio = problem.fresh_ratio(pooling)
-    last = RatioObjective(process, *classifiers, train, held_out, cycle_weight=t.cycle_weight)
+    clean, noisy, ratio = (problem.fresh_ratio(pooling) for _ in range(3))
+    for name, classifier in (("clean", clean), ("noisy", noisy)):
+        objective = ClassifierObjective(process, train, held_out, classifier is noisy, t.label_smoothing, t.calibrated)
+        fits.append(problem.fit(f"gtl-paper-{pooling}, {name} classifier", classifier, objective, t.classifier_steps))
+    last = RatioObjective(process, clean, noisy, train, held_out, t.cycle_weight)
     fits.append(problem.fit(f"gtl-paper-{pooling}, ratio", ratio, last, t.budget - 2 * t.classifier_steps))
     return guided(problem, ratio, fits)
 

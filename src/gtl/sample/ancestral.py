@@ -1,18 +1,20 @@
 """Ancestral sampling (the appendix algorithm): T steps of the token-factorised reverse kernel.
 
-    naive        z_s ~ prod_l  p(z_s^l | z_t) r(z_t with l <- z_s^l)^gamma / Z     the mask is a candidate like any other
-    stabilised   p(z_s^l = m | z_t) as in the source; a revealed token is guided
+    naive        z_s ~ prod_l  p(z_s^l | z_t) r(z_t with l <- z_s^l)^gamma / Z     the mask is a candidate like any
+    other stabilised   p(z_s^l = m | z_t) as in the source; a revealed token is guided
 
-The stabilised kernel says which positions are revealed before any network runs. So that is drawn first, and the networks
-see only the rows that change and only the positions that are revealed: each position is weighed once in the whole run
-instead of once in every step, and no cache is needed. The naive kernel needs all masked positions at every step; `cache`
-reuses a row's outputs until one of its tokens changes, which is right only for networks without a time input.
+The stabilised kernel says which positions are revealed before any network runs. So that is drawn first, and the
+networks see only the rows that change and only the positions that are revealed: each position is weighed once in the
+whole run instead of once in every step, and no cache is needed. The naive kernel needs all masked positions at every
+step; `cache` reuses a row's outputs until one of its tokens changes, which is right only for networks without a time
+input.
 
 As printed the algorithm draws z_s from x_theta, which would reveal everything in the first step; the reverse kernel
 p(z_s | z_t) stands there instead. Revealing several positions at once is exact only as T grows.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -68,7 +70,7 @@ class Ancestral(Sampler):
 
     def times(self, z: Tensor) -> Iterable[tuple[float, float]]:
         grid = [1 - i / self.steps for i in range(self.steps)] + [0.0]
-        return list(zip(grid[:-1], grid[1:], strict=True))
+        return list(pairwise(grid))
 
     def step(self, z: Tensor, t: float, s: float, generator: torch.Generator | None) -> Tensor:
         if self.stabilised or self.ratio is None:

@@ -1,7 +1,7 @@
 """The sampler's loop. A concrete sampler writes `times`, the grid of its steps, and `step`, one move from t to s.
 
-Infilling is `sampler(z, frozen=mask)`: frozen tokens never change, the rest starts from the prior. For masked noise with
-the one-position sampler that is exact conditional sampling.
+Infilling is `sampler(z, frozen=mask)`: frozen tokens never change, the rest starts from the prior. For masked noise
+with the one-position sampler that is exact conditional sampling.
 """
 
 from abc import ABC, abstractmethod
@@ -74,8 +74,8 @@ class Sampler(ABC):
     def step(self, z: Tensor, t: float, s: float, generator: torch.Generator | None) -> Tensor:
         """Moves the state z (B, L) from time t to time s."""
 
-    def begin(self) -> None:
-        """Called before the first step of every run."""
+    def begin(self) -> None:  # noqa: B027
+        """Called before the first step of every run; by default nothing is to be done."""
 
     @overload
     def __call__(
@@ -136,18 +136,16 @@ class Sampler(ABC):
                 record.add(s, state)
         return (state, record) if trace else state
 
-    def _start(
-        self, z: Tensor | tuple[int, int], frozen: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _start(self, z: Tensor | tuple[int, int], frozen: Tensor | None, generator: torch.Generator | None) -> Tensor:
         if not isinstance(z, Tensor):
             if frozen is not None:
                 raise ValueError("frozen positions need the tokens to keep: pass z as a tensor (B, L), not a shape")
             device = next((p.device for p in self.denoiser.parameters()), None)
             device = device or next((b.device for b in self.denoiser.buffers()), torch.device("cpu"))
-            return self.process.prior(tuple(z), device, generator)
+            return self.process.prior(z, device, generator)
         if z.dim() != 2:
             raise ValueError(f"z has shape {tuple(z.shape)}; expected (B, L)")
-        prior = self.process.prior(tuple(z.shape), z.device, generator)
+        prior = self.process.prior((z.shape[0], z.shape[1]), z.device, generator)
         if frozen is None:
             return prior
         frozen = frozen.expand_as(z)

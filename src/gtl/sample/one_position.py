@@ -1,11 +1,12 @@
 """One position at a time: the exact sampler for masked noise.
 
 Revealing a single position from q(x_l | z), in an order that does not look at masked content, draws exactly from q,
-because q(x) = prod_k q(x_{l_k} | x_{l_1}, ..., x_{l_{k-1}}) for any order. Every step costs one pass of the denoiser, with
-logits at one position of each row, and n_ratio candidates of the ratio.
+because q(x) = prod_k q(x_{l_k} | x_{l_1}, ..., x_{l_{k-1}}) for any order. Every step costs one pass of the denoiser,
+with logits at one position of each row, and n_ratio candidates of the ratio.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class OnePosition(Sampler):
     def times(self, z: Tensor) -> Iterable[tuple[float, float]]:
         steps = int((z == self.mask_id).sum(-1).max()) if z.numel() else 0
         grid = self.process.schedule.inverse(1 - torch.arange(steps, -1, -1).double() / z.shape[1])
-        return list(zip(grid[:-1].tolist(), grid[1:].tolist(), strict=True))
+        return list(pairwise(grid.tolist()))
 
     def step(self, z: Tensor, t: float, s: float, generator: torch.Generator | None) -> Tensor:
         position = self.order(z == self.mask_id, generator).unsqueeze(1)

@@ -6,8 +6,8 @@ On noisy sequences, with equal priors and one law of t for both domains, the opt
 *direct* ratio estimator. On clean sequences it is log r(x_0).
 
 Label smoothing eps follows torch's convention: labels eps/2 and 1 - eps/2. Its optimum is a capped log-odds (2.9 for
-eps = 0.1), which is not log r. `calibrated` puts the smoothing into the link instead, d = eps/2 + (1 - eps) sigmoid(-log r):
-the optimum is log r again, and the loss of a wrong label stays bounded.
+eps = 0.1), which is not log r. `calibrated` puts the smoothing into the link instead, d = eps/2 + (1 - eps)
+sigmoid(-log r): the optimum is log r again, and the loss of a wrong label stays bounded.
 """
 
 from collections.abc import Callable
@@ -51,9 +51,7 @@ class ClassifierObjective(Objective):
             raise ValueError(f"label_smoothing={smoothing} must be in [0, 1)")
         self.process, self.noisy, self.smoothing, self.calibrated = process, noisy, smoothing, calibrated
 
-    def loss(
-        self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None
-    ) -> Tensor:
+    def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         source, target = batch["source"], batch["target"]
         count, device = len(source), source.device
         if self.noisy:

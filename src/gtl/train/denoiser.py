@@ -19,8 +19,6 @@ class DenoiserObjective(Objective):
         super().__init__({"data": x}, None if held_out is None else {"data": held_out})
         self.denoiser = denoiser
 
-    def loss(
-        self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None
-    ) -> Tensor:
+    def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         x = batch["data"]
         return nelbo(self.denoiser, x, generator, forward).mean() / x.shape[1]

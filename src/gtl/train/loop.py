@@ -4,8 +4,8 @@ AdamW, linear warm-up and cosine decay, gradient clipping, an exponential moving
 stopping on held-out loss, on Accelerate (a CPU, a GPU, or many processes).
 
 Randomness is a function of (seed, step, process): no state of a generator has to survive a stop, and a run that was
-resumed is bit for bit the run that was not. The average's decay starts low, (1 + k) / (10 + k), so that what a fine-tuned
-model started from is soon forgotten.
+resumed is bit for bit the run that was not. The average's decay starts low, (1 + k) / (10 + k), so that what a
+fine-tuned model started from is soon forgotten.
 """
 
 import json
@@ -55,7 +55,8 @@ class FitSettings:
     evaluate_every: int = 25
     """Steps between two looks at the held-out loss."""
     patience: int = 0
-    """Looks without a better held-out loss before stopping; 0 never stops early. The best weights are kept either way."""
+    """Looks without a better held-out loss before stopping; 0 never stops early. The best weights are kept either
+    way."""
     save_every: int = 200
     """Steps between two saved states, where a folder is given."""
     compile: bool = False
@@ -113,11 +114,11 @@ class State:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.names = [name for name, p in model.named_parameters() if p.requires_grad]
-        self.weights = [p for p in model.parameters() if p.requires_grad]
+        self.weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = optimizer
         self.average = [p.detach().clone() for p in self.weights]
         self.best = [p.detach().clone() for p in self.weights]
-        self.step, self.best_step, self.best_loss, self.seconds = 0, 0, math.inf, 0.0
+        self.step, self.best_step, self.stale, self.best_loss, self.seconds = 0, 0, 0, math.inf, 0.0
 
     def follow(self, decay: float) -> None:
         """Moves the average toward the weights after a step."""
@@ -140,7 +141,7 @@ class State:
             tensors[f"best.{name}"] = self.best[index]
             for key, value in self.optimizer.state[self.weights[index]].items():
                 tensors[f"optimizer.{key}.{name}"] = value
-        numbers = {key: getattr(self, key) for key in ("step", "best_step", "seconds")}
+        numbers = {key: getattr(self, key) for key in ("step", "best_step", "stale", "seconds")}
         numbers["best_loss"] = None if math.isinf(self.best_loss) else self.best_loss
         metadata = {"numbers": json.dumps(numbers), "settings": json.dumps(asdict(settings))}
         with atomic(path) as handle:
@@ -165,8 +166,14 @@ class State:
                     for key, v in tensors.items()
                     if key.startswith(prefix) and key.endswith(suffix) and key.count(".") == name.count(".") + 2
                 }
-        self.step, self.best_step, self.seconds = numbers["step"], numbers["best_step"], numbers["seconds"]
-        self.best_loss = math.inf if numbers["best_loss"] is None else numbers["best_loss"]
+        numbers["best_loss"] = math.inf if numbers["best_loss"] is None else numbers["best_loss"]
+        for key, value in numbers.items():
+            setattr(self, key, value)
+
+
+def compile_mode(device: torch.device) -> str:
+    """Small networks on a GPU spend their time launching kernels: CUDA graphs replay them all at once."""
+    return "reduce-overhead" if device.type == "cuda" else "default"
 
 
 def fit(
@@ -187,7 +194,7 @@ def fit(
         on_step: called after every step with the number of steps done.
         log: called with the metrics of every evaluation.
     """
-    accelerator = Accelerator(mixed_precision="bf16" if settings.precision == "bf16" else "no")
+    accelerator = Accelerator()
     device = accelerator.device
     model.to(device).train()
     weights = [p for p in model.parameters() if p.requires_grad]
@@ -196,13 +203,14 @@ def fit(
     path = None if folder is None else folder / "state.safetensors"
     if path is not None and path.is_file():
         state.load(path, settings)
-    forward: Any = accelerator.prepare_model(torch.compile(model) if settings.compile else model)
+    forward: Any = accelerator.prepare_model(
+        torch.compile(model, mode=compile_mode(device)) if settings.compile else model
+    )
     train = {name: x.to(device) for name, x in objective.train.items()}
     held_out = None if objective.held_out is None else {n: x.to(device) for n, x in objective.held_out.items()}
     share = slice(accelerator.process_index, None, accelerator.num_processes)
     generator = torch.Generator(device)
     started = time.perf_counter() - state.seconds
-    stale = 0
 
     def save_state() -> None:
         if path is not None and accelerator.is_main_process:
@@ -221,7 +229,7 @@ def fit(
             torch.manual_seed(noise)  # dropout draws from the global generator
             for group in optimizer.param_groups:
                 group["lr"] = settings.rate(step)
-            with accelerator.autocast():
+            with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
                 loss = objective.loss(forward, batch, generator)
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(weights, settings.clip)
@@ -233,13 +241,20 @@ def fit(
                 value = evaluate(model, objective, held_out, state, settings)
                 if not math.isfinite(value):
                     raise ValueError(f"the held-out loss became {value} at step {state.step}: lower the learning rate")
-                stale = 0 if value < state.best_loss else stale + 1
+                state.stale = 0 if value < state.best_loss else state.stale + 1
                 if value < state.best_loss:
                     state.best_loss, state.best_step = value, state.step
                     torch._foreach_copy_(state.best, state.average)
                 if log is not None:
-                    log({"step": state.step, "loss": float(loss.detach()), "held_out": value, "rate": settings.rate(step)})
-                if settings.patience and stale >= settings.patience:
+                    log(
+                        {
+                            "step": state.step,
+                            "loss": float(loss.detach()),
+                            "held_out": value,
+                            "rate": settings.rate(step),
+                        }
+                    )
+                if settings.patience and state.stale >= settings.patience:
                     break
             if on_step is not None:
                 on_step(state.step)

@@ -18,7 +18,5 @@ class Objective(ABC):
         self.train, self.held_out = train, held_out
 
     @abstractmethod
-    def loss(
-        self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None
-    ) -> Tensor:
+    def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         """The mean loss of a batch, a scalar; `forward` is the model, perhaps wrapped for several processes."""

@@ -4,14 +4,15 @@
     L_guidance = E_{x ~ p, z ~ p(.|x)} D( r(x), r_phi(z) )       r(x) = (1 - d(x)) / d(x), a frozen clean classifier
     L_cycle    = E_{x ~ q, z ~ p(.|x)} D( r(z), r_phi(z) )       r(z) from a frozen noisy classifier
 
-The paper prints squared error on r. Its minimiser is right, E_p[r(x) | z] = r(z), but the tails of r make it hopeless (log r
-of a typical target sequence of the Markov benchmark is about 26), and squared error on log r has another minimiser, the
-smaller E[log r | z]. With s = log r_phi the network's output, the Bregman divergence of the logistic loss,
+The paper prints squared error on r. Its minimiser is right, E_p[r(x) | z] = r(z), but the tails of r make it hopeless
+(log r of a typical target sequence of the Markov benchmark is about 26), and squared error on log r has another
+minimiser, the smaller E[log r | z]. With s = log r_phi the network's output, the Bregman divergence of the logistic
+loss,
 
     D(r, s) = r softplus(-s) + softplus(s),        dD/ds = sigmoid(s) - r sigmoid(-s),
 
-is minimal in expectation at exp(s) = E[r | z], as squared error is, and grows linearly in s. In the cycle loss r depends on z
-alone, so there D is divided by 1 + r, which makes it a cross-entropy and changes no minimiser.
+is minimal in expectation at exp(s) = E[r | z], as squared error is, and grows linearly in s. In the cycle loss r
+depends on z alone, so there D is divided by 1 + r, which makes it a cross-entropy and changes no minimiser.
 """
 
 from collections.abc import Callable
@@ -61,9 +62,7 @@ class RatioObjective(Objective):
         self.process, self.cycle_weight, self.most = process, cycle_weight, most
         self.classifier, self.noisy_classifier = classifier.eval(), noisy_classifier.eval()
 
-    def loss(
-        self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None
-    ) -> Tensor:
+    def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         source, target = batch["source"], batch["target"]
         t = torch.cat([self.process.times(len(x), x.device, generator) for x in (source, target)])
         z = self.process.corrupt(torch.cat([source, target]), t, generator)
