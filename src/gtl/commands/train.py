@@ -94,7 +94,8 @@ def train(
         model = load_denoiser(start) if start else NetworkDenoiser(process, new_network(process, network, True))
         goal = DenoiserObjective(model, kept["data"], seen["data"])
     else:
-        model = load_ratio(start) if start else NetworkRatio.build(process, pooling, **vars(network))
+        smoothing = 0.0 if (objective, estimator) == ("ratio", "paper") else label_smoothing
+        model = load_ratio(start) if start else NetworkRatio.build(process, pooling, smoothing, **vars(network))
         goal = ratio_objective(objective, estimator, process, kept, seen, settings)
     train_into(out, objective, settings, model, goal, fit)
 

@@ -4,7 +4,9 @@ The same network is a domain classifier. With the target labelled 0 and the sour
 
     d(z) = p(z) / (p(z) + q(z)) = sigmoid(-log r(z)),      log r(z) = log (1 - d(z)) / d(z),
 
-so classifiers and ratios are one class, and only their training objectives differ.
+so classifiers and ratios are one class, and only their training objectives differ. A classifier that was trained with
+label smoothing eps (labels eps/2 and 1 - eps/2) has sigmoid(s) = eps/2 + (1 - eps) sigmoid(log r) as the optimum of its
+output s; `log_value` solves that for log r.
 """
 
 from typing import Any
@@ -18,28 +20,41 @@ from gtl.ratio.base import SequenceRatio
 
 __all__ = ["NetworkRatio"]
 
+CLOSEST = 1e-4
+"""How close to 0 or 1 an unsmoothed probability may come: log r is kept within 9.2 where smoothing is undone."""
+
 
 class NetworkRatio(SequenceRatio):
     """log r_phi(z) by a pooled DiT."""
 
-    def __init__(self, process: Process, network: PooledDiT) -> None:
+    def __init__(self, process: Process, network: PooledDiT, smoothing: float = 0.0) -> None:
+        """Wraps a network; `smoothing` is the label smoothing that it was trained with."""
         super().__init__()
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"label smoothing {smoothing} must be in [0, 1)")
         if network.dit.num_ids != process.num_ids:
             raise ValueError(f"the network knows {network.dit.num_ids} ids; the process has {process.num_ids}")
-        self.process, self.network = process, network
+        self.process, self.network, self.smoothing = process, network, smoothing
         self.timeless = not network.dit.time_conditioned
 
     @classmethod
-    def build(cls, process: Process, pooling: Pooling = "sum", **network: Any) -> "NetworkRatio":
+    def build(
+        cls, process: Process, pooling: Pooling = "sum", smoothing: float = 0.0, **network: Any
+    ) -> "NetworkRatio":
         """A fresh ratio network: width, depth, heads, dropout, time_conditioned as for `DiT`."""
-        return cls(process, PooledDiT(DiT(process.num_ids, 1, **network), pooling))
+        return cls(process, PooledDiT(DiT(process.num_ids, 1, **network), pooling), smoothing)
 
     def forward(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        """The network's output s (B,), which training works on: log r but for label smoothing."""
         return self.network(z, t)
 
     def log_value(self, z: Tensor, t: Tensor | None = None) -> Tensor:
-        return self.network(z, t)
+        s = self.network(z, t)
+        if not self.smoothing:
+            return s
+        target = (torch.sigmoid(s) - self.smoothing / 2) / (1 - self.smoothing)
+        return torch.logit(target, eps=CLOSEST)
 
     def source_probability(self, z: Tensor, t: Tensor | None = None) -> Tensor:
         """The classifier's d(z), near 0 for target-like and near 1 for source-like sequences: (B,)."""
-        return torch.sigmoid(-self.network(z, t))
+        return torch.sigmoid(-self.log_value(z, t))

@@ -53,16 +53,19 @@ class Training:
     """Of each of the paper's two classifiers; a third of the budget by default. The ratio network has the rest."""
     batch_size: int = 128
     learning_rate: float = 2e-3
+    warmup: float = 0.05
+    """Fraction of the steps that the learning rate rises."""
     weight_decay: float = 0.01
     ema: float = 0.99
     patience: int = 0
-    """Evaluations, 25 steps apart, without progress before a network stops; 0 uses the whole budget."""
+    """Evaluations without progress before a network stops; 0 uses the whole budget."""
+    evaluate_every: int = 25
+    """Steps between two evaluations."""
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
     label_smoothing: float = 0.1
-    """Of the paper's classifiers, in torch's convention (labels 0.05 and 0.95)."""
-    calibrated: bool = True
-    """Whether the smoothing is undone in the link, so that the optimum is log r."""
+    """Of the paper's classifiers, in torch's convention (labels 0.05 and 0.95); undone when they are asked for log
+    r."""
     cycle_weight: float = 0.1
     """The paper's lambda."""
     warm_start: bool = True
@@ -130,9 +133,11 @@ class Problem:
             steps=steps,
             batch_size=t.batch_size,
             learning_rate=t.learning_rate,
+            warmup=t.warmup,
             weight_decay=t.weight_decay,
             ema=t.ema,
             patience=t.patience,
+            evaluate_every=t.evaluate_every,
             precision=t.precision,
             compile=t.compile,
             seed=self.seed,
@@ -154,10 +159,10 @@ class Problem:
         config = self.source.network.config()
         return NetworkDenoiser(self.source.process, DiT(**config))
 
-    def fresh_ratio(self, pooling: Pooling) -> NetworkRatio:
+    def fresh_ratio(self, pooling: Pooling, smoothing: float = 0.0) -> NetworkRatio:
         """An untrained ratio network."""
         torch.manual_seed(self.seed)
-        ratio = NetworkRatio.build(self.source.process, pooling, **vars(self.training.ratio))
+        ratio = NetworkRatio.build(self.source.process, pooling, smoothing, **vars(self.training.ratio))
         if self.training.warm_start:
             warm_start(ratio.network.dit, self.source.network)
         return ratio
@@ -246,9 +251,10 @@ def gtl_paper(problem: Problem, pooling: Pooling) -> Adapted:
     t, process, fits = problem.training, problem.source.process, []
     train, held_out = problem.domains()
     assert t.classifier_steps is not None
-    clean, noisy, ratio = (problem.fresh_ratio(pooling) for _ in range(3))
+    clean, noisy = (problem.fresh_ratio(pooling, t.label_smoothing) for _ in range(2))
+    ratio = problem.fresh_ratio(pooling)
     for name, classifier in (("clean", clean), ("noisy", noisy)):
-        objective = ClassifierObjective(process, train, held_out, classifier is noisy, t.label_smoothing, t.calibrated)
+        objective = ClassifierObjective(process, train, held_out, classifier is noisy, t.label_smoothing)
         fits.append(problem.fit(f"gtl-paper-{pooling}, {name} classifier", classifier, objective, t.classifier_steps))
     last = RatioObjective(process, clean, noisy, train, held_out, t.cycle_weight)
     fits.append(problem.fit(f"gtl-paper-{pooling}, ratio", ratio, last, t.budget - 2 * t.classifier_steps))

@@ -65,6 +65,7 @@ def save_model(folder: Path, model: NetworkDenoiser | NetworkRatio) -> None:
         config |= {"kind": "denoiser", "network": model.network.config(), "banned": list(model.banned)}
     else:
         config |= {"kind": "ratio", "network": model.network.dit.config(), "pooling": model.network.pooling}
+        config["smoothing"] = model.smoothing
     write_json(folder / "config.json", config)
     with atomic(folder / "weights.safetensors") as handle:
         handle.write(save({key: value.contiguous().cpu() for key, value in model.state_dict().items()}))
@@ -83,7 +84,7 @@ def load_model(folder: str | Path) -> NetworkDenoiser | NetworkRatio:
         if config["kind"] == "denoiser":
             model = NetworkDenoiser(process, network, tuple(config["banned"]))
         elif config["kind"] == "ratio":
-            model = NetworkRatio(process, PooledDiT(network, config["pooling"]))
+            model = NetworkRatio(process, PooledDiT(network, config["pooling"]), config["smoothing"])
         else:
             raise ValueError(f"unknown kind {config['kind']!r}")
     except (KeyError, TypeError, ValueError) as error:

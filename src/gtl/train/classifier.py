@@ -5,9 +5,9 @@
 On noisy sequences, with equal priors and one law of t for both domains, the optimum is exactly log r(z_t): this is the
 *direct* ratio estimator. On clean sequences it is log r(x_0).
 
-Label smoothing eps follows torch's convention: labels eps/2 and 1 - eps/2. Its optimum is a capped log-odds (2.9 for
-eps = 0.1), which is not log r. `calibrated` puts the smoothing into the link instead, d = eps/2 + (1 - eps)
-sigmoid(-log r): the optimum is log r again, and the loss of a wrong label stays bounded.
+Label smoothing eps follows torch's convention: labels eps/2 and 1 - eps/2. The optimum of the output s is then a capped
+log-odds, sigmoid(s) = eps/2 + (1 - eps) sigmoid(log r), at most 2.9 for eps = 0.1. `NetworkRatio` undoes that when it
+is asked for log r (its `smoothing`), so that smoothing steadies the training and does not bend the ratio.
 """
 
 from collections.abc import Callable
@@ -23,15 +23,11 @@ from gtl.train.objective import Objective
 __all__ = ["ClassifierObjective", "logistic"]
 
 
-def logistic(log_r: Tensor, source: bool, smoothing: float = 0.0, calibrated: bool = True) -> Tensor:
-    """The loss of sequences of one domain given log r (B,): (B,)."""
-    if smoothing == 0:
-        return F.softplus(log_r if source else -log_r)
-    label = torch.full_like(log_r, 1 - smoothing / 2 if source else smoothing / 2)
-    if calibrated:
-        d = smoothing / 2 + (1 - smoothing) * torch.sigmoid(-log_r)
-        return F.binary_cross_entropy(d, label, reduction="none")
-    return F.binary_cross_entropy_with_logits(-log_r, label, reduction="none")
+def logistic(s: Tensor, source: bool, smoothing: float = 0.0) -> Tensor:
+    """The loss of sequences of one domain given the network's output s (B,), whose sigmoid is the chance of target:
+    (B,)."""
+    label = torch.full_like(s, smoothing / 2 if source else 1 - smoothing / 2)
+    return F.binary_cross_entropy_with_logits(s, label, reduction="none")
 
 
 class ClassifierObjective(Objective):
@@ -44,12 +40,11 @@ class ClassifierObjective(Objective):
         held_out: dict[str, Tensor] | None = None,
         noisy: bool = True,
         smoothing: float = 0.0,
-        calibrated: bool = True,
     ) -> None:
         super().__init__(train, held_out)
         if not 0 <= smoothing < 1:
             raise ValueError(f"label_smoothing={smoothing} must be in [0, 1)")
-        self.process, self.noisy, self.smoothing, self.calibrated = process, noisy, smoothing, calibrated
+        self.process, self.noisy, self.smoothing = process, noisy, smoothing
 
     def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         source, target = batch["source"], batch["target"]
@@ -59,9 +54,6 @@ class ClassifierObjective(Objective):
             z = self.process.corrupt(torch.cat([source, target]), t, generator)
         else:
             t, z = torch.zeros(2 * count, device=device), torch.cat([source, target])
-        log_r = forward(z, t)
-        losses = [
-            logistic(part, domain, self.smoothing, self.calibrated).mean()
-            for part, domain in ((log_r[:count], True), (log_r[count:], False))
-        ]
-        return (losses[0] + losses[1]) / 2
+        s = forward(z, t)
+        losses = [logistic(s[:count], True, self.smoothing), logistic(s[count:], False, self.smoothing)]
+        return torch.cat(losses).mean()

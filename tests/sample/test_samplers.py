@@ -1,0 +1,427 @@
+"""Samplers against the exact law of what they should draw; prompts, traces and seeds for every sampler."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+
+from gtl.denoiser import Prediction
+from gtl.exact import (
+    ExactDenoiser,
+    ExactRatio,
+    MarkovChain,
+    ancestral_law,
+    enumerate_states,
+    one_position_law,
+)
+from gtl.guidance import Guided
+from gtl.process import Masked
+from gtl.sample import Ancestral, OnePosition, Sampler, left_to_right, random_order
+from gtl.schedule import Cosine, Geometric
+
+SAMPLES = 20_000
+LEAST_P_VALUE = 1e-3
+
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "random order": OnePosition,
+    "left to right": lambda *models, **settings: OnePosition(*models, order=left_to_right, **settings),
+    "stabilised": lambda *models, **settings: Ancestral(*models, steps=7, **settings),
+    "naive": lambda *models, **settings: Ancestral(*models, steps=7, stabilised=False, **settings),
+    "naive, no cache": lambda *models, **settings: Ancestral(
+        *models, steps=7, stabilised=False, cache=False, **settings
+    ),
+}
+every_sampler = pytest.mark.parametrize("build", SAMPLERS.values(), ids=SAMPLERS)
+kernels = pytest.mark.parametrize("stabilised", [True, False], ids=["stabilised", "naive"])
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# the law of one position at a time
+
+
+@pytest.mark.parametrize("order", [random_order, left_to_right])
+@pytest.mark.parametrize(("kind", "mask_id"), [("markov", None), ("table", 1), ("sparse", 0)])
+def test_one_position_draws_the_target(make_pair, chi_square, kind, mask_id, order):
+    """gamma = 1 with exact parts is q in any order; without a ratio it is p."""
+    pair = make_pair(kind, mask_id=mask_id)
+    guided = OnePosition(pair.denoiser, pair.ratio, order=order)
+    source = OnePosition(pair.denoiser, order=order)
+    for sampler, law in ((guided, pair.q_x), (source, pair.p_x)):
+        samples = sampler((SAMPLES, 3), generator=seeded())
+        assert chi_square(samples, law, pair.process.mask_id) > LEAST_P_VALUE
+
+
+@pytest.mark.parametrize(("gamma", "n_ratio"), [(2.0, None), (1.0, 2), (0.5, 1), (0.0, 1)])
+def test_one_position_follows_its_law(make_pair, chi_square, gamma, n_ratio):
+    """Other gammas and pruned candidates: the law enumerated for the same guided denoiser."""
+    pair = make_pair("table", mask_id=1)
+    law = one_position_law(Guided(pair.denoiser, pair.ratio, gamma, n_ratio), 3)
+    sampler = OnePosition(pair.denoiser, pair.ratio, gamma=gamma, n_ratio=n_ratio)
+    assert chi_square(sampler((SAMPLES, 3), generator=seeded()), law, 1) > LEAST_P_VALUE
+
+
+def test_left_to_right_at_gamma_two(make_pair, chi_square):
+    """The product of guided conditionals from left to right: at gamma = 2 not the law of random orders."""
+    pair = make_pair("table")
+    guided = Guided(pair.denoiser, pair.ratio, 2.0)
+    law = torch.ones(len(pair.x), dtype=torch.float64)
+    for at in range(3):
+        z = pair.x.clone()
+        z[:, at:] = pair.process.mask_id
+        law *= guided(z).log_probs[:, at].exp().gather(-1, pair.x[:, at : at + 1]).squeeze(-1)
+    sampler = OnePosition(pair.denoiser, pair.ratio, gamma=2.0, order=left_to_right)
+    samples = sampler((SAMPLES, 3), generator=seeded())
+    assert chi_square(samples, law, 3) > LEAST_P_VALUE
+    assert chi_square(samples, one_position_law(guided, 3), 3) < LEAST_P_VALUE
+
+
+def test_random_order_is_uniform_over_the_masks():
+    masked = torch.tensor([[False, True, True, False, True]]).expand(30_000, -1)
+    counts = torch.bincount(random_order(masked, seeded()), minlength=5)
+    assert counts[0] == counts[3] == 0
+    assert scipy.stats.chisquare(counts[[1, 2, 4]].numpy()).pvalue > LEAST_P_VALUE
+
+
+def test_left_to_right_takes_the_first_mask():
+    masked = torch.tensor([[False, True, True], [True, False, True], [False, False, True]])
+    assert left_to_right(masked).tolist() == [1, 0, 2]
+
+
+# the law of ancestral steps
+
+
+@kernels
+@pytest.mark.parametrize(("gamma", "n_ratio"), [(1.0, None), (2.0, None), (1.0, 2), (0.0, None), (0.0, 1)])
+def test_ancestral_follows_its_law(make_pair, chi_square, stabilised, gamma, n_ratio):
+    """What is drawn in T = 3 steps against the enumeration of the same kernel, mask id in the middle."""
+    pair = make_pair("table", mask_id=1)
+    settings = {"gamma": gamma, "n_ratio": n_ratio, "steps": 3, "stabilised": stabilised}
+    law = ancestral_law(Ancestral(pair.denoiser, pair.ratio, **settings), 3)
+    samples = Ancestral(pair.denoiser, pair.ratio, **settings)((SAMPLES, 3), generator=seeded())
+    assert chi_square(samples, law, 1) > LEAST_P_VALUE
+
+
+@pytest.mark.parametrize("kind", ["table", "sparse"])
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("n_ratio", [None, 1, 2])
+def test_stabilised_kernel_is_the_posterior_of_the_guided_denoiser(make_pair, kind, gamma, n_ratio):
+    """Guiding z_s and stabilising is guiding x, at every state, also where the ratio forbids all candidates."""
+    pair = make_pair(kind, mask_id=1)
+    log_x = Guided(pair.denoiser, pair.ratio, gamma, n_ratio)(pair.z).log_probs
+    t, s = (torch.full((len(pair.z),), u, dtype=torch.float64) for u in (0.8, 0.5))
+    expected = pair.process.posterior(pair.z, log_x, t, s).exp()
+    kernel = Ancestral(pair.denoiser, pair.ratio, gamma=gamma, n_ratio=n_ratio).kernel(pair.z, 0.8, 0.5).exp()
+    torch.testing.assert_close(kernel, expected, rtol=0, atol=1e-10)
+
+
+def test_naive_without_a_cache_follows_its_law(make_pair, chi_square):
+    pair = make_pair("table", mask_id=1)
+    sampler = Ancestral(pair.denoiser, pair.ratio, gamma=2.0, steps=3, stabilised=False, cache=False)
+    law = ancestral_law(sampler, 3)
+    assert chi_square(sampler((SAMPLES, 3), generator=seeded()), law, 1) > LEAST_P_VALUE
+
+
+@pytest.mark.parametrize(("gamma", "n_ratio"), [(1.0, None), (2.0, 2), (0.0, None)])
+def test_a_cache_changes_no_sample(make_pair, gamma, n_ratio):
+    pair = make_pair("table", mask_id=1)
+    settings = {"gamma": gamma, "n_ratio": n_ratio, "steps": 8, "stabilised": False}
+    cached, plain = (Ancestral(pair.denoiser, pair.ratio, cache=cache, **settings) for cache in (True, False))
+    assert torch.equal(cached((500, 3), generator=seeded()), plain((500, 3), generator=seeded()))
+
+
+@kernels
+def test_many_ancestral_steps_draw_the_target(make_pair, chi_square, stabilised):
+    pair = make_pair("markov")
+    sampler = Ancestral(pair.denoiser, pair.ratio, steps=100, stabilised=stabilised)
+    assert chi_square(sampler((5000, 3), generator=seeded()), pair.q_x, 3) > LEAST_P_VALUE
+
+
+def test_ancestral_without_a_ratio_draws_the_source(make_pair, chi_square):
+    pair = make_pair("table")
+    samples = Ancestral(pair.denoiser, steps=100)((SAMPLES, 3), generator=seeded())
+    assert chi_square(samples, pair.p_x, 3) > LEAST_P_VALUE
+
+
+@kernels
+@pytest.mark.parametrize("schedule", [None, Cosine(), Geometric()], ids=["log-linear", "cosine", "geometric"])
+def test_masks_leave_at_the_rate_of_the_schedule(make_pair, schedule, stabilised):
+    """At time s a share 1 - alpha(s) is masked; for the naive kernel this is the martingale identity."""
+    pair = make_pair("table", length=4, schedule=schedule)
+    sampler = Ancestral(pair.denoiser, pair.ratio, steps=5, stabilised=stabilised)
+    _, trace = sampler((4000, 4), generator=seeded(), trace=True)
+    assert trace.times == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])
+    for s, state in zip(trace.times[1:-1], trace.states[1:-1], strict=True):
+        chance = 1 - float(pair.process.schedule.alpha(torch.tensor(s, dtype=torch.float64)))
+        rate = float((state == pair.process.mask_id).double().mean())
+        assert abs(rate - chance) < 4 * math.sqrt(chance * (1 - chance) / 16_000)
+
+
+@every_sampler
+def test_all_candidates_are_the_default(make_pair, build):
+    """n_ratio = V changes nothing."""
+    pair = make_pair("table")
+    default = build(pair.denoiser, pair.ratio)((500, 3), generator=seeded())
+    assert torch.equal(build(pair.denoiser, pair.ratio, n_ratio=3)((500, 3), generator=seeded()), default)
+
+
+@every_sampler
+@pytest.mark.parametrize("gamma", [0.0, 1.5])
+def test_constant_gamma_schedule(make_pair, build, gamma):
+    """gamma(t) = c is gamma = c."""
+    pair = make_pair("table")
+    number = build(pair.denoiser, pair.ratio, gamma=gamma)((500, 3), generator=seeded())
+    schedule = build(pair.denoiser, pair.ratio, gamma=lambda t: torch.full_like(t, gamma))
+    assert torch.equal(schedule((500, 3), generator=seeded()), number)
+
+
+def test_gamma_schedule_sees_the_time(make_pair, chi_square):
+    """L = 2: the first token is drawn at t = 1, gamma = 2, the second at t = 1/2, gamma = 0."""
+    pair = make_pair("table", length=2)
+    sampler = OnePosition(pair.denoiser, pair.ratio, gamma=lambda t: 4 * t - 2, order=left_to_right)
+    z = pair.x.clone()
+    z[:, 1] = 3
+    first = Guided(pair.denoiser, pair.ratio, 2.0)(torch.full_like(z, 3)).log_probs[:, 0].exp()
+    second = pair.denoiser(z).log_probs[:, 1].exp()
+    law = first.gather(-1, pair.x[:, :1]).squeeze(-1) * second.gather(-1, pair.x[:, 1:]).squeeze(-1)
+    assert chi_square(sampler((SAMPLES, 2), generator=seeded()), law, 3) > LEAST_P_VALUE
+
+
+@every_sampler
+def test_tiny_memory_budget(make_pair, build):
+    """A ratio that may see few tokens at a time draws the same samples."""
+    pair = make_pair("table")
+    ratio = pair.ratio
+    ratio.max_tokens = 7
+    samples = build(pair.denoiser, ratio)((200, 3), generator=seeded())
+    assert torch.equal(samples, build(pair.denoiser, pair.ratio)((200, 3), generator=seeded()))
+
+
+# a cache is right only without a time input
+
+
+class Fading(ExactDenoiser):
+    """A denoiser whose certainty depends on t."""
+
+    timeless = False
+
+    def forward(self, z: Tensor, t: Tensor | None = None, positions: Tensor | None = None) -> Prediction:
+        log_probs = super().forward(z, t, positions).log_probs
+        return Prediction((log_probs * (2 - t.view(-1, 1, 1))).log_softmax(-1))
+
+
+class FadingRatio(ExactRatio):
+    """A ratio that depends on t."""
+
+    timeless = False
+
+    def log_value(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        return super().log_value(z) * (2 - 2 * t)
+
+
+@pytest.mark.parametrize("timed", ["denoiser", "ratio"])
+def test_cache_is_off_for_models_of_time(make_pair, timed):
+    """With time as an input the cached and the plain naive sampler still draw the same."""
+    pair = make_pair("table")
+    denoiser = Fading(pair.p) if timed == "denoiser" else pair.denoiser
+    ratio = FadingRatio(pair.p, pair.q) if timed == "ratio" else pair.ratio
+    samples = [
+        Ancestral(denoiser, ratio, steps=8, stabilised=False, cache=cache)((2000, 3), generator=seeded())
+        for cache in (True, False)
+    ]
+    assert torch.equal(*samples)
+
+
+@kernels
+@pytest.mark.parametrize("timed", ["denoiser", "ratio"])
+def test_models_of_time_follow_their_law(make_pair, chi_square, timed, stabilised):
+    """The denoiser and the ratio are asked at the times of the enumerated kernel."""
+    pair = make_pair("table")
+    denoiser = Fading(pair.p) if timed == "denoiser" else pair.denoiser
+    ratio = FadingRatio(pair.p, pair.q) if timed == "ratio" else pair.ratio
+    sampler = Ancestral(denoiser, ratio, steps=4, stabilised=stabilised)
+    samples = sampler((SAMPLES, 3), generator=seeded())
+    assert chi_square(samples, ancestral_law(sampler, 3), 3) > LEAST_P_VALUE
+
+
+class Counting(ExactRatio):
+    """Counts the sequences that are weighed."""
+
+    weighed = 0
+
+    def log_value(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        self.weighed += len(z)
+        return super().log_value(z)
+
+
+def test_work_of_each_kernel(make_pair):
+    """Stabilised: V candidates for every position, once. Naive: a cache saves work and changes no sample."""
+    pair = make_pair("table")
+    counts, samples = [], []
+    for stabilised, cache in ((True, True), (False, True), (False, False)):
+        ratio = Counting(pair.p, pair.q)
+        sampler = Ancestral(pair.denoiser, ratio, steps=10, stabilised=stabilised, cache=cache)
+        samples.append(sampler((50, 3), generator=seeded()))
+        counts.append(ratio.weighed)
+    assert counts[0] == 50 * 3 * 3
+    assert counts[0] < counts[1] < counts[2]
+    assert torch.equal(samples[1], samples[2])
+
+
+# sparse sources: fewer possible tokens than candidates
+
+
+@kernels
+@pytest.mark.parametrize("mask_id", range(5))
+def test_candidates_beyond_what_is_possible(stabilised, mask_id):
+    """A cycle is known from one token on. With r = 1, candidates of probability zero must change nothing."""
+    process = Masked(5, mask_id)
+    cycle = MarkovChain(torch.eye(4).roll(1, -1), process)
+    z = enumerate_states(5, 3)
+    z = z[(cycle.log_marginal(z) > -torch.inf) & (z != mask_id).any(-1)]
+    denoiser = ExactDenoiser(cycle)
+    guided = Ancestral(denoiser, ExactRatio(cycle, cycle), n_ratio=3, stabilised=stabilised)
+    kernel, expected = (sampler.kernel(z, 0.8, 0.5).exp() for sampler in (guided, Ancestral(denoiser)))
+    torch.testing.assert_close(kernel, expected, rtol=0, atol=1e-10)
+
+
+@kernels
+def test_kernel_is_a_law_where_the_ratio_forbids_every_candidate(make_pair, stabilised):
+    """The likeliest token of the source is impossible under the target and n_ratio = 1: no nan."""
+    pair = make_pair("chain")
+    start = torch.tensor([0.98, 0.01, 0.01])
+    source = MarkovChain(pair.p.transition, pair.process, start)
+    target = MarkovChain(pair.q.transition, pair.process, torch.tensor([0.0, 0.5, 0.5]))
+    settings = {"n_ratio": 1, "steps": 4, "stabilised": stabilised}
+    sampler = Ancestral(ExactDenoiser(source), ExactRatio(source, target), **settings)
+    kernel = sampler.kernel(torch.full((1, 3), 3), 0.8, 0.5).exp()
+    torch.testing.assert_close(kernel.sum(-1), torch.ones(1, 3, dtype=torch.float64), rtol=0, atol=1e-10)
+    assert bool((sampler((100, 3), generator=seeded()) != 3).all())
+
+
+# prompts, traces, seeds
+
+
+@every_sampler
+@pytest.mark.parametrize("mask_id", [None, 1])
+def test_frozen_tokens_never_change(make_pair, build, mask_id):
+    """A different prompt in every row, some rows all frozen or not at all; one state after another."""
+    pair = make_pair("table", mask_id=mask_id)
+    tokens = pair.x[torch.randint(27, (200,), generator=seeded(1))]
+    frozen = torch.rand(200, 3, generator=seeded(2)) < 0.5
+    frozen[0], frozen[1] = True, False
+    z = torch.where(frozen, tokens, pair.process.mask_id)
+    result, trace = build(pair.denoiser, pair.ratio)(z, frozen=frozen, generator=seeded(), trace=True)
+    for state in trace.states:
+        assert torch.equal(state[frozen], tokens[frozen])
+    assert bool((result != pair.process.mask_id).all())
+
+
+@every_sampler
+def test_what_is_not_frozen_is_redrawn(make_pair, build):
+    """Free positions of the start are ignored, and a frozen mask of shape (L,) holds for all rows."""
+    pair = make_pair("table")
+    frozen = torch.tensor([False, True, False])
+    starts = [torch.tensor([[a, 2, b]]).expand(100, -1) for a, b in ((0, 0), (1, 2), (3, 3))]
+    results = [build(pair.denoiser, pair.ratio)(z, frozen=frozen, generator=seeded()) for z in starts]
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert bool((results[0][:, 1] == 2).all())
+    free = build(pair.denoiser, pair.ratio)(starts[0], generator=seeded())
+    assert torch.equal(free, build(pair.denoiser, pair.ratio)((100, 3), generator=seeded()))
+
+
+@pytest.mark.parametrize("order", [random_order, left_to_right])
+@pytest.mark.parametrize("prompt", [{0: 2}, {1: 0}, {0: 1, 2: 2}])
+def test_infilling_is_conditional_sampling(make_pair, chi_square, prompt, order):
+    """One position at a time with a prompt draws from q(x | prompt)."""
+    pair = make_pair("table")
+    frozen = torch.tensor([at in prompt for at in range(3)])
+    z = torch.tensor([prompt.get(at, 3) for at in range(3)]).expand(SAMPLES, -1)
+    samples = OnePosition(pair.denoiser, pair.ratio, order=order)(z, frozen=frozen, generator=seeded())
+    agrees = torch.stack([pair.x[:, at] == v for at, v in prompt.items()]).all(0)
+    assert chi_square(samples, pair.q_x * agrees / pair.q_x[agrees].sum(), 3) > LEAST_P_VALUE
+
+
+@every_sampler
+def test_prompt_errors(make_pair, build):
+    pair = make_pair("table")
+    sampler = build(pair.denoiser, pair.ratio)
+    frozen = torch.tensor([True, False, False])
+    with pytest.raises(ValueError, match=r"mask \(3\)"):
+        sampler(torch.tensor([[3, 0, 0]]), frozen=frozen)
+    with pytest.raises(ValueError, match="4 ids"):
+        sampler(torch.tensor([[4, 0, 0]]), frozen=frozen)
+    with pytest.raises(ValueError, match="shape"):
+        sampler((1, 3), frozen=frozen)
+    with pytest.raises(ValueError, match=r"\(3,\)"):
+        sampler(torch.tensor([0, 1, 2]))
+
+
+@every_sampler
+def test_trace_and_callback(make_pair, build):
+    """steps + 1 states from all masks to the result; a revealed token stays; one callback for each step."""
+    pair = make_pair("table", mask_id=1)
+    seen = []
+    result, trace = build(pair.denoiser, pair.ratio)(
+        (50, 3),
+        generator=seeded(),
+        callback=lambda index, steps, z: seen.append((index, steps, z.clone())),
+        trace=True,
+    )
+    steps = len(seen)
+    assert steps in (3, 7)  # one position at a time, ancestral
+    assert [(index, total) for index, total, _ in seen] == [(i, steps) for i in range(steps)]
+    assert len(trace.states) == len(trace.times) == steps + 1
+    assert bool((trace.states[0] == 1).all())
+    assert torch.equal(trace.states[-1], result)
+    assert (trace.times[0], trace.times[-1]) == (1.0, 0.0)
+    for i in range(steps):
+        assert trace.times[i + 1] < trace.times[i]
+        assert torch.equal(trace.states[i + 1], seen[i][2])
+        revealed = trace.states[i] != 1
+        assert torch.equal(trace.states[i][revealed], trace.states[i + 1][revealed])
+
+
+def test_one_position_reveals_one_position(make_pair):
+    pair = make_pair("table", length=4)
+    _, trace = OnePosition(pair.denoiser, pair.ratio)((50, 4), generator=seeded(), trace=True)
+    for index, state in enumerate(trace.states):
+        assert bool(((state == 3).sum(-1) == 4 - index).all())
+    assert trace.times == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
+
+
+@every_sampler
+def test_the_seed_fixes_the_result(make_pair, build):
+    """The same sampler twice (nothing is left over from the first run), and another seed."""
+    pair = make_pair("table")
+    sampler = build(pair.denoiser, pair.ratio)
+    first, again, other = (sampler((200, 3), generator=seeded(seed)) for seed in (5, 5, 6))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("build", [OnePosition, Ancestral])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gamma": -1.0}, r"gamma=-1\.0"),
+        ({"gamma": math.nan}, "gamma=nan"),
+        ({"gamma": math.inf}, "gamma=inf"),
+        ({"n_ratio": 0}, "n_ratio=0"),
+        ({"n_ratio": 4}, r"n_ratio=4 exceeds the vocabulary \(3\)"),
+    ],
+)
+def test_errors_name_the_value(make_pair, build, settings, message):
+    pair = make_pair("table")
+    with pytest.raises(ValueError, match=message):
+        build(pair.denoiser, pair.ratio, **settings)
+
+
+def test_ancestral_needs_a_step(make_pair):
+    with pytest.raises(ValueError, match="steps=0"):
+        Ancestral(make_pair("table").denoiser, steps=0)
