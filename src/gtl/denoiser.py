@@ -75,6 +75,9 @@ class NetworkDenoiser(Denoiser):
                 f"the network knows {network.num_ids} ids and has {network.outputs} outputs; "
                 f"the process has {process.num_ids} ids"
             )
+        for token in banned:
+            if not 0 <= token < process.num_ids:
+                raise ValueError(f"banned id {token} is outside 0 .. {process.num_ids - 1}")
         self.process, self.network, self.banned = process, network, banned
         self.timeless = not network.time_conditioned
         never = {*banned} | ({process.mask_id} if process.mask_id is not None else set())
@@ -134,4 +137,6 @@ def masked_nll(
         log_x = denoiser(z, t).log_probs.gather(-1, part.unsqueeze(-1)).squeeze(-1)
         loss -= float(log_x[masked].sum())
         count += int(masked.sum())
+    if not count:
+        raise ValueError("masked_nll: no position was masked in any draw; use more draws")
     return loss / count

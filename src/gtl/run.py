@@ -112,7 +112,8 @@ class Run:
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise FileExistsError(f"{self.folder} is not empty and holds no run; choose another --out")
         self.write("config.yaml", text)
-        about = {"seed": config.get("seed", 0), "git_commit": git_commit(), "versions": versions()}
+        seed = config.get("seed", config.get("fit", {}).get("seed", config.get("seeds", 0)))
+        about = {"seed": seed, "git_commit": git_commit(), "versions": versions()}
         write_json(self.folder / "run.json", about | {"device": self.device, "command": self.command})
 
     def write(self, name: str, text: str) -> None:
@@ -145,8 +146,9 @@ class Run:
             experiment, method, n, seed, metric, value, seconds, trainable_weights,
             device or self.device, command or self.command,
         )  # fmt: skip
-        self.rows.append(row)
-        write_json(self.folder / "results.json", [asdict(row) for row in self.rows])
+        rows = [*self.rows, row]
+        write_json(self.folder / "results.json", [asdict(row) for row in rows])
+        self.rows = rows
 
     def has(self, method: str, n: int | None, seed: int | None, metric: str) -> bool:
         """Whether a measurement is there already."""

@@ -62,6 +62,7 @@ def reproduce(
     batch_size: int | None = None,
     learning_rate: float | None = None,
     label_smoothing: float | None = None,
+    link: Literal["undone", "capped", "auto"] | None = None,
     warm_start: bool | None = None,
     gamma_rule: Literal["samples", "likelihood"] | None = None,
     pooling: Literal["sum", "mean", "auto"] | None = None,
@@ -93,6 +94,7 @@ def reproduce(
         batch_size: rows in a gradient step.
         learning_rate: the highest.
         label_smoothing: of the paper's classifiers.
+        link: whether the paper's ratio network learns from classifiers whose label smoothing is undone.
         warm_start: whether ratio networks start from the source denoiser's first blocks.
         gamma_rule: on held-out target data, by the samples' transitions or by conditional likelihood.
         pooling: of ratio networks; auto trains both and keeps the one that validates better.
@@ -113,5 +115,5 @@ def adjusted(protocol: Protocol, given: dict[str, Any]) -> Protocol:
     outer = {key: given[key] for key in given if hasattr(protocol, key)}
     inner = {key: given[key] for key in given if key not in outer}
     if "budget" in inner and "classifier_steps" not in inner:
-        inner["classifier_steps"] = None  # a third of the new budget
+        inner["classifier_steps"] = None  # a third of the new budget, whatever the preset says
     return replace(protocol, **outer, training=replace(protocol.training, **inner))

@@ -135,6 +135,9 @@ def ratio_objective(
         raise ValueError("the paper's estimator needs --classifier and --noisy_classifier (gtl train classifier)")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     frozen = [load_ratio(folder).to(device) for folder in folders]
+    for folder, each in zip(folders, frozen, strict=True):
+        if each.process.config() != process.config():
+            raise ValueError(f"{folder}: knows other ids or another schedule than the ratio to be trained")
     return RatioObjective(process, frozen[0], frozen[1], kept, seen, settings["cycle_weight"])
 
 

@@ -8,6 +8,7 @@ Named families of transition matrices over V states:
 """
 
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ def make_matrix(spec: str, vocabulary: int, seed: int = 0) -> Tensor:
         value = float(number)
     except ValueError:
         raise ValueError(f"matrix {spec!r}: expected NAME:NUMBER, for example diagonal:0.8") from None
+    if vocabulary < 2:
+        raise ValueError(f"matrix {spec!r}: needs at least two states, got V={vocabulary}")
     if family == "dirichlet":
         if not value > 0:
             raise ValueError(f"matrix {spec!r}: the Dirichlet parameter must be positive")
@@ -32,8 +35,8 @@ def make_matrix(spec: str, vocabulary: int, seed: int = 0) -> Tensor:
         return check_matrix(torch.from_numpy(rows), spec)
     if family not in ("diagonal", "anti-diagonal"):
         raise ValueError(f"matrix {spec!r}: unknown family; choose diagonal, anti-diagonal, dirichlet, or a .npy file")
-    if not 0 <= value <= 1 or vocabulary < 2:
-        raise ValueError(f"matrix {spec!r}: needs a probability and at least two states, got V={vocabulary}")
+    if not 0 <= value <= 1:
+        raise ValueError(f"matrix {spec!r}: needs a probability")
     matrix = torch.full((vocabulary, vocabulary), (1 - value) / (vocabulary - 1), dtype=torch.float64)
     index = torch.arange(vocabulary)
     matrix[index, index if family == "diagonal" else vocabulary - 1 - index] = value
@@ -60,7 +63,7 @@ def read_matrix(spec: str, vocabulary: int, seed: int = 0) -> Tensor:
         raise FileNotFoundError(f"matrix {spec}: no such file")
     try:
         values = np.load(spec, allow_pickle=False).astype(np.float64)
-    except ValueError as error:
+    except (ValueError, EOFError, BadZipFile) as error:
         raise ValueError(f"matrix {spec}: not an array of numbers ({error})") from None
     return check_matrix(torch.from_numpy(values), spec)
 

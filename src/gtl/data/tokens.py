@@ -1,6 +1,7 @@
 """Token arrays: (N, L) integers from .npy or from text with one sequence of ids a line, checked before use."""
 
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ def read_tokens(path: str | Path) -> Tensor:
     if path.suffix == ".npy":
         try:
             array = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
+        except (ValueError, EOFError, BadZipFile) as error:
             raise ValueError(f"{path}: not an array of token ids of one length ({error})") from None
         if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
             raise ValueError(f"{path}: expected integers of shape (N, L), got {array.dtype} of shape {array.shape}")
@@ -39,16 +40,18 @@ def read_tokens(path: str | Path) -> Tensor:
                 f"{path}, line {number}: {len(rows[-1])} tokens where the first sequence has {len(rows[0])}; "
                 "all sequences must have one length"
             )
-    return torch.tensor(rows, dtype=torch.long).view(len(rows), -1)
+    return torch.tensor(rows, dtype=torch.long).view(len(rows), len(rows[0]) if rows else 0)
 
 
 def check_tokens(
     x: Tensor, num_ids: int, mask_id: int | None = None, name: str = "data", least: int = 2, length: int | None = None
 ) -> Tensor:
     """Refuses clean data (N, L) that is too small, of another length, or holds ids that clean data cannot hold."""
-    if x.dim() != 2 or x.shape[0] < least or x.shape[1] < 1:
+    if x.dim() != 2 or x.shape[0] < least:
         rows = x.shape[0] if x.dim() == 2 else 0
         raise ValueError(f"{name}: {rows} sequence{'' if rows == 1 else 's'}; at least {least} are needed")
+    if x.shape[1] < 1:
+        raise ValueError(f"{name}: sequences of 0 tokens")
     if length is not None and x.shape[1] != length:
         raise ValueError(f"{name}: sequences of {x.shape[1]} tokens; expected {length}")
     low, high = int(x.min()), int(x.max())

@@ -134,6 +134,8 @@ class DiT(nn.Module):
             time_conditioned: whether t is an input.
         """
         super().__init__()
+        if heads < 1 or width < 1 or depth < 0 or not 0 <= dropout < 1:
+            raise ValueError(f"width={width}, depth={depth}, heads={heads}, dropout={dropout}: out of range")
         if width % (2 * heads):
             raise ValueError(f"width={width} must be a multiple of 2 * heads={2 * heads} for rotary positions")
         self.num_ids, self.outputs, self.width, self.depth = num_ids, outputs, width, depth

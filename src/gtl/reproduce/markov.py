@@ -24,7 +24,7 @@ from gtl.data.tokens import check_tokens, split
 from gtl.denoiser import Denoiser, NetworkDenoiser, nll
 from gtl.evaluate.transition import estimate_transitions, transition_kl, transition_nll
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
-from gtl.guidance import Guided
+from gtl.guidance import Guided, check_n_ratio
 from gtl.nn.dit import DiT
 from gtl.process import Masked
 from gtl.progress import Bar
@@ -74,8 +74,12 @@ class Protocol:
 
     def __post_init__(self) -> None:
         known = [*UNTRAINED, *METHODS]
+        if not self.methods:
+            raise ValueError("methods: give at least one")
+        if self.sampling_steps < 1:
+            raise ValueError(f"sampling_steps={self.sampling_steps} must be at least 1")
         for method in self.methods:
-            if method.removesuffix(BEST) not in known:
+            if method not in known and method.removesuffix(BEST) not in METHODS:
                 raise ValueError(f"unknown method {method!r}; choose among {', '.join(known)}")
         if self.length < 2 or self.samples < 1 or self.m < 2:
             raise ValueError(f"length={self.length}, m={self.m}, samples={self.samples}: too small")
@@ -91,21 +95,23 @@ PRESETS: dict[str, Protocol] = {
     "paper": Protocol(
         experiment="markov-paper",
         methods=[
-            "source", "vanilla-epochs", "vanilla", "finetuned-epochs", "finetuned",
-            "gtl-paper-sum", "gtl-paper-mean", "gtl-paper", "gtl-paper-best-gamma", "gtl-direct", "counting", "exact",
+            "source", "exact", "counting", "gtl-paper-sum", "gtl-paper-mean", "gtl-paper", "gtl-paper-best-gamma",
+            "finetuned", "finetuned-epochs", "vanilla", "vanilla-epochs", "gtl-direct-sum",
         ],
-        validation_samples=4096,
+        validation_samples=1024,
         sampler="ancestral",
         training=Training(
             denoiser=NetworkSize(320, 4, 5, 0.1),
             ratio=NetworkSize(320, 2, 5, 0.1),
             source_steps=1200,  # 30 epochs of 10,000 rows in batches of 256
             classifier_steps=4000,
-            budget=2 * 4000 + 2400,  # the ratio network's 60 epochs, counted over the source data that its loss runs on
+            budget=2 * 4000 + 2 * 2400,  # 60 epochs for a ratio network, over the source data that its loss runs on
+            link="auto",
             batch_size=256,
             learning_rate=3e-4,
             weight_decay=0.0,
-            patience=20,
+            evaluate_every=50,
+            patience=6,
             pooling="auto",
         ),
     ),
@@ -122,7 +128,12 @@ def reproduce_markov(
     ]
     if matrices[0].shape != matrices[1].shape:
         raise ValueError(f"the matrices are {tuple(matrices[0].shape)} and {tuple(matrices[1].shape)}: sizes differ")
+    check_n_ratio(protocol.n_ratio, len(matrices[0]))
+    if min(seeds) < 0:
+        raise ValueError(f"seed={min(seeds)} must not be negative")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 products
     run = Run(out, verb, asdict(protocol) | {"seeds": seeds}, device)
     with Bar(len(seeds) * planned_units(protocol, len(matrices[0]))) as bar:
         for seed in seeds:
@@ -142,11 +153,11 @@ class Experiment:
         self.matrices = source, target
         self.size = len(source)
         self.process = Masked(self.size + 1)
-        draw = [torch.Generator().manual_seed(mix(seed, which)) for which in range(3)]
+        draw = [torch.Generator().manual_seed(mix(seed, which)) for which in range(2)]
         x = check_tokens(sample_chain(source, protocol.m, protocol.length, draw[0]), self.size + 1, self.size)
         self.source_data = split(x, protocol.held_out, seed)
-        self.target_all = sample_chain(target, max(protocol.n), protocol.length, draw[1])
-        self.test = sample_chain(target, 512, protocol.length, draw[2]).to(device)
+        self.target_all = target_sequences(target, max(protocol.n), protocol.length, seed)
+        self.test = sample_chain(target, 512, protocol.length, draw[1]).to(device)
         self.several = f"seed {seed}, "
 
     def carry_out(self) -> None:
@@ -241,6 +252,8 @@ class Experiment:
         self.record(method, n, results[gamma])
 
     def add(self, method: str, n: int | None, metric: str, value: float, **extra: Any) -> None:
+        if self.run.has(method, n, self.seed, metric):
+            return
         self.run.add(self.protocol.experiment, method, metric, value, n=n, seed=self.seed, **extra)
 
     def record(self, method: str, n: int | None, x: Tensor, pseudo: float = 0.0, **extra: Any) -> None:
@@ -250,6 +263,15 @@ class Experiment:
         known[f"{method}/{n}/{self.seed}"] = estimate_transitions(x, self.size, pseudo).tolist()
         write_json(path, known)
         self.add(method, n, "kl", transition_kl(self.matrices[1], x, pseudo), **extra)
+
+
+def target_sequences(target: Tensor, count: int, length: int, seed: int) -> Tensor:
+    """The first `count` of an endless list of target sequences, so that a smaller n is a part of a larger one."""
+    blocks = [
+        sample_chain(target, 1000, length, torch.Generator().manual_seed(mix(seed, 2, block)))
+        for block in range(-(-count // 1000))
+    ]
+    return torch.cat(blocks)[:count]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -64,8 +64,10 @@ class Training:
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
     label_smoothing: float = 0.1
-    """Of the paper's classifiers, in torch's convention (labels 0.05 and 0.95); undone when they are asked for log
-    r."""
+    """Of the paper's classifiers, in torch's convention (labels 0.05 and 0.95)."""
+    link: Literal["undone", "capped", "auto"] = "capped"
+    """Whether the smoothing is undone before the paper's ratio network learns from the classifiers, so that its optimum
+    is log r; auto trains both ratio networks, half of the steps each, and keeps the one that validates better."""
     cycle_weight: float = 0.1
     """The paper's lambda."""
     warm_start: bool = True
@@ -80,12 +82,20 @@ class Training:
     """Of `finetuned-epochs`."""
 
     def __post_init__(self) -> None:
-        if self.classifier_steps is None:
-            self.classifier_steps = self.budget // 3
-        if not 0 < 2 * self.classifier_steps < self.budget:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
+        FitSettings(
+            self.source_steps, self.batch_size, self.learning_rate, weight_decay=self.weight_decay, ema=self.ema
+        )
+        if not 0 < 2 * self.steps_of_a_classifier < self.budget:
             raise ValueError(
-                f"two classifiers of {self.classifier_steps} steps leave nothing of a budget of {self.budget} steps"
+                f"two classifiers of {self.steps_of_a_classifier} steps use up a budget of {self.budget} steps"
             )
+
+    @property
+    def steps_of_a_classifier(self) -> int:
+        """Gradient steps of each of the paper's classifiers."""
+        return self.budget // 3 if self.classifier_steps is None else self.classifier_steps
 
 
 @dataclass
@@ -250,15 +260,23 @@ def gtl_paper(problem: Problem, pooling: Pooling) -> Adapted:
     """The paper's estimator: a clean and a noisy classifier, then the ratio network from both."""
     t, process, fits = problem.training, problem.source.process, []
     train, held_out = problem.domains()
-    assert t.classifier_steps is not None
     clean, noisy = (problem.fresh_ratio(pooling, t.label_smoothing) for _ in range(2))
-    ratio = problem.fresh_ratio(pooling)
     for name, classifier in (("clean", clean), ("noisy", noisy)):
         objective = ClassifierObjective(process, train, held_out, classifier is noisy, t.label_smoothing)
-        fits.append(problem.fit(f"gtl-paper-{pooling}, {name} classifier", classifier, objective, t.classifier_steps))
-    last = RatioObjective(process, clean, noisy, train, held_out, t.cycle_weight)
-    fits.append(problem.fit(f"gtl-paper-{pooling}, ratio", ratio, last, t.budget - 2 * t.classifier_steps))
-    return guided(problem, ratio, fits)
+        label = f"gtl-paper-{pooling}, {name} classifier"
+        fits.append(problem.fit(label, classifier, objective, t.steps_of_a_classifier))
+    links = ("undone", "capped") if t.link == "auto" else (t.link,)
+    results = []
+    for link in links:
+        if link == "capped":
+            clean, noisy = (NetworkRatio(process, each.network) for each in (clean, noisy))
+        ratio = problem.fresh_ratio(pooling)
+        last = RatioObjective(process, clean, noisy, train, held_out, t.cycle_weight)
+        steps = (t.budget - 2 * t.steps_of_a_classifier) // len(links)
+        fits.append(problem.fit(f"gtl-paper-{pooling}, ratio ({link})", ratio, last, steps))
+        results.append(guided(problem, ratio, fits))
+    best = min(results, key=lambda result: result.score)
+    return replace(best, steps=results[-1].steps, seconds=results[-1].seconds, weights=results[-1].weights)
 
 
 METHODS: dict[str, Callable[[Problem], Adapted]] = {

@@ -55,6 +55,8 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], name: str) -> N
     for key, value in expected.items():
         if tensors[key].shape != value.shape:
             raise ValueError(f"{name}: {key!r} has shape {tuple(tensors[key].shape)}; expected {tuple(value.shape)}")
+        if not bool(tensors[key].isfinite().all()):
+            raise ValueError(f"{name}: {key!r} holds values that are not finite")
     module.load_state_dict(tensors)
 
 

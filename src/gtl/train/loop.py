@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from accelerate import Accelerator
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -69,6 +69,9 @@ class FitSettings:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ValueError(f"learning_rate={self.learning_rate} must be positive")
+        for name in ("weight_decay", "clip", "patience", "seed"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         if not 0 <= self.ema < 1 or not 0 <= self.warmup <= 1:
             raise ValueError(f"ema={self.ema} and warmup={self.warmup} must be fractions")
 
@@ -149,12 +152,19 @@ class State:
 
     def load(self, path: Path, settings: FitSettings) -> None:
         """Reads a state that was saved under the same settings."""
-        with safe_open(path, "pt") as file:
+        try:
+            opened = safe_open(path, "pt")
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path}: not a saved state ({error}); remove it to start over") from None
+        with opened as file:
             metadata = file.metadata()
             if json.loads(metadata["settings"]) != asdict(settings):
                 raise ValueError(f"{path}: was saved under other settings; use them, or remove the file to start over")
             numbers = json.loads(metadata["numbers"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        shapes = {key: value.shape for key, value in tensors.items() if key.startswith("weights.")}
+        if shapes != {f"weights.{name}": p.shape for name, p in zip(self.names, self.weights, strict=True)}:
+            raise ValueError(f"{path}: is the state of another network; remove it to start over")
         with torch.no_grad():
             for index, name in enumerate(self.names):
                 weight = self.weights[index]
@@ -217,6 +227,7 @@ def fit(
             state.seconds = time.perf_counter() - started
             state.save(path, settings)
 
+    whole = True  # whether the state is that of a finished step, its evaluation included
     try:
         while state.step < settings.steps:
             step = state.step
@@ -233,11 +244,17 @@ def fit(
                 loss = objective.loss(forward, batch, generator)
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(weights, settings.clip)
+            whole = False
             optimizer.step()
             optimizer.zero_grad()
             state.step += 1
             state.follow(settings.ema)
-            if held_out is not None and (state.step % settings.evaluate_every == 0 or state.step == settings.steps):
+            due = state.step % settings.evaluate_every == 0 or state.step == settings.steps
+            if due and not bool(loss.isfinite()):
+                raise ValueError(
+                    f"the loss became {float(loss.detach())} at step {state.step}: lower the learning rate"
+                )
+            if held_out is not None and due:
                 value = evaluate(model, objective, held_out, state, settings)
                 if not math.isfinite(value):
                     raise ValueError(f"the held-out loss became {value} at step {state.step}: lower the learning rate")
@@ -256,12 +273,14 @@ def fit(
                     )
                 if settings.patience and state.stale >= settings.patience:
                     break
+            whole = True
             if on_step is not None:
                 on_step(state.step)
             if state.step % settings.save_every == 0:
                 save_state()
     except KeyboardInterrupt:
-        save_state()
+        if whole:  # otherwise the last saved state is the one to go on from
+            save_state()
         raise
     state.swap(state.average if held_out is None else state.best)
     model.eval()
