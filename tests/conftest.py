@@ -18,7 +18,7 @@ from gtl.schedule import Schedule
 settings.register_profile("gtl", deadline=None, max_examples=40, derandomize=True, database=None)
 settings.load_profile("gtl")
 
-# The tensors of tests are tiny: more threads would only wait for each other, and for whatever else is running.
+# The tensors of tests are tiny: more threads would only wait for each other and for whatever else runs.
 torch.set_num_threads(1)
 
 

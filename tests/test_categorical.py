@@ -13,17 +13,19 @@ from gtl.categorical import bernoulli, categorical
 def test_rare_tokens_keep_their_mass():
     """1,000 tokens of probability 1e-6 beside one of 0.999, 1e7 draws: pooled count within 4 standard errors.
 
-    Float32 Gumbel noise, -log(-log(u)) with u = torch.rand(float32), cannot exceed 16.6 and was measured to lose
-    4 % of this mass (2,873 draws where 3,000 were expected), just more than these 4 standard errors.
+    Float32 Gumbel noise, -log(-log(u)) with u = torch.rand(float32), cannot exceed 16.6 and was measured to
+    lose 4 % of this mass (2,873 draws where 3,000 were expected), about what these 4 standard errors see.
     """
     draws, jobs, rows, rare, chance = 10_000_000, 10, 200, 1000, 1e-6
+    common = rare // 2
     p = torch.full((rare + 1,), chance, dtype=torch.float64)
-    p[rare // 2] = 1 - rare * chance
+    p[common] = 1 - rare * chance
     log_p = p.log().expand(rows, -1)
 
     def count(seed: int) -> int:
         generator = torch.Generator().manual_seed(seed)
-        return sum(int((categorical(log_p, generator) != rare // 2).sum()) for _ in range(draws // jobs // rows))
+        calls = draws // jobs // rows
+        return sum(int((categorical(log_p, generator) != common).sum()) for _ in range(calls))
 
     with ThreadPoolExecutor(2) as pool:
         total = sum(pool.map(count, range(jobs)))
@@ -39,6 +41,24 @@ def test_zero_probability_is_never_drawn(generator, zeros, dtype):
     drawn = categorical(log_p.expand(100_000, -1), generator)
     assert not set(drawn.unique().tolist()) & set(zeros)
     assert len(drawn.unique()) == 7 - len(zeros)
+
+
+@pytest.mark.parametrize(("u", "token"), [(0.0, 1), (1 - 2**-53, 3)])
+def test_the_ends_of_the_unit_interval(monkeypatch, u, token):
+    """u = 0 and the largest u below 1 give the first and the last token that is possible."""
+    fixed = torch.tensor(u, dtype=torch.float64)
+    monkeypatch.setattr("gtl.categorical.uniform", lambda shape, *_: fixed.expand(shape))
+    log_p = torch.tensor([0.0, 0.1, 0.2, 0.7, 0.0]).log().expand(3, -1)
+    assert categorical(log_p).tolist() == [token] * 3
+
+
+def test_the_tail_is_resolved(monkeypatch):
+    """v = min {i : p_1 + ... + p_i > u}: 1,000 tokens of 1e-9 after a common one, each at its own u."""
+    u = (1 - 1e-6) + (torch.arange(1000, dtype=torch.float64) + 0.5) * 1e-9
+    monkeypatch.setattr("gtl.categorical.uniform", lambda shape, *_: u.view(shape))
+    p = torch.full((1001,), 1e-9, dtype=torch.float64)
+    p[0] = 1 - 1e-6
+    assert torch.equal(categorical(p.log().expand(1000, -1)), torch.arange(1, 1001))
 
 
 def test_a_certain_token_is_always_drawn(generator):

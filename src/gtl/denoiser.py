@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gtl.nn.dit import DiT
-from gtl.process import Process
+from gtl.process import Process, stratified
 
 __all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "gather_positions", "masked_nll", "nelbo", "nll"]
 
@@ -131,7 +131,7 @@ def masked_nll(
         raise ValueError(f"masked_nll is defined for masked noise; this process is {process.name}")
     loss, count = 0.0, 0
     for part in _batches(x, draws, batch):
-        t = process.times(len(part), x.device, generator)
+        t = stratified(len(part), x.device, generator)
         z = process.corrupt(part, t, generator)
         masked = z == process.mask_id
         log_x = denoiser(z, t).log_probs.gather(-1, part.unsqueeze(-1)).squeeze(-1)

@@ -40,34 +40,39 @@ def guide(log_p: Tensor, log_r: Tensor, gamma: float | Tensor = 1.0, candidates:
         pruned candidates or disjoint supports) keeps the source's distribution over the candidates.
     """
     p = log_p if candidates is None else log_p.gather(-1, candidates)
-    tilt = torch.as_tensor(gamma, dtype=log_r.dtype, device=log_r.device) * log_r
-    q = torch.where((p == -torch.inf) | tilt.isnan(), p, p + tilt)  # 0 * inf is nan: no tilt
+    gamma = torch.as_tensor(gamma, dtype=log_r.dtype, device=log_r.device)
+    q = torch.where((p == -torch.inf) | (gamma == 0), p, p + gamma * log_r)  # 0 * inf would be nan
     q = torch.where(q.amax(-1, keepdim=True) == -torch.inf, p, q).log_softmax(-1)
     return q if candidates is None else torch.full_like(log_p, -torch.inf).scatter(-1, candidates, q)
 
 
 def stabilise(log_q: Tensor, log_p: Tensor, mask_id: int) -> Tensor:
-    """The position-independent mask stabiliser: q(z_s = m) = p(z_s = m), the rest rescaled to what remains.
+    """The position-independent mask stabiliser: q(z_s = m) = p(z_s = m), the tokens rescaled to what remains.
 
     Args:
-        log_q: (..., K), a guided kernel over z_s.
+        log_q: (..., K), guided log-probabilities of z_s up to a constant; what they say of the mask is ignored.
         log_p: (..., K), the source's kernel.
         mask_id: m.
     """
     stay = log_p[..., mask_id : mask_id + 1]
-    tokens = log_q.index_fill(-1, torch.tensor([mask_id], device=log_q.device), -torch.inf)
+    tokens = log_q.clone()
+    tokens[..., mask_id] = -torch.inf
     tokens = tokens.log_softmax(-1) + torch.log1p(-stay.exp())
-    return torch.where(stay == 0, log_p, tokens.index_copy(-1, torch.tensor([mask_id], device=log_q.device), stay))
+    tokens[..., mask_id] = stay.squeeze(-1)
+    return torch.where(stay == 0, log_p, tokens)
 
 
 def top_candidates(log_p: Tensor, n_ratio: int, mask_id: int | None = None) -> Tensor:
     """The n_ratio likeliest tokens of log_p (..., K), never the mask: (..., n_ratio)."""
     ids = log_p.shape[-1]
-    if n_ratio < ids - (mask_id is not None):
-        return log_p.topk(n_ratio, -1).indices
-    every = torch.arange(ids, device=log_p.device)
-    every = every if mask_id is None else every[every != mask_id]
-    return every.expand(*log_p.shape[:-1], len(every))
+    if n_ratio == ids - (mask_id is not None):
+        every = torch.arange(ids, device=log_p.device)
+        every = every if mask_id is None else every[every != mask_id]
+        return every.expand(*log_p.shape[:-1], len(every))
+    if mask_id is not None:
+        log_p = log_p.clamp(min=torch.finfo(log_p.dtype).min)  # impossible tokens still come before the mask
+        log_p[..., mask_id] = -torch.inf
+    return log_p.topk(n_ratio, -1).indices
 
 
 def check_gamma(gamma: Gamma) -> None:
@@ -121,7 +126,7 @@ class Guided(Denoiser):
     def forward(self, z: Tensor, t: Tensor | None = None, positions: Tensor | None = None) -> Prediction:
         source = self.denoiser(z, t, positions)
         gamma = self.strength(z, t)
-        if isinstance(gamma, (int, float)) and gamma == 0:
+        if isinstance(gamma, (int, float)) and gamma == 0 and self.n_ratio == self.process.vocabulary:
             return source
         if positions is None:
             positions = torch.arange(z.shape[1], device=z.device).expand(len(z), -1)

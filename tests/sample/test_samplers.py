@@ -111,7 +111,7 @@ def test_ancestral_follows_its_law(make_pair, chi_square, stabilised, gamma, n_r
 @pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("n_ratio", [None, 1, 2])
 def test_stabilised_kernel_is_the_posterior_of_the_guided_denoiser(make_pair, kind, gamma, n_ratio):
-    """Guiding z_s and stabilising is guiding x, at every state, also where the ratio forbids all candidates."""
+    """Guiding z_s and stabilising is guiding x, at every state, even where the ratio forbids everything."""
     pair = make_pair(kind, mask_id=1)
     log_x = Guided(pair.denoiser, pair.ratio, gamma, n_ratio)(pair.z).log_probs
     t, s = (torch.full((len(pair.z),), u, dtype=torch.float64) for u in (0.8, 0.5))

@@ -110,7 +110,7 @@ class SequenceRatio(Ratio):
             where = place[at : at + chunk].repeat_interleave(count)
             changed = z[rows].scatter_(1, where.unsqueeze(1), tokens[at : at + chunk].reshape(-1, 1))
             parts.append(self.log_value(changed, None if t is None else t[rows]).view(-1, count))
-        return torch.cat(parts) if parts else z.new_zeros((0, count), dtype=torch.float32)
+        return torch.cat(parts) if parts else self.log_value(z[:1], None if t is None else t[:1]).new_zeros((0, count))
 
 
 class Combination(SequenceRatio):

@@ -91,7 +91,9 @@ class Protocol:
 
 
 PRESETS: dict[str, Protocol] = {
-    "small": Protocol(),
+    "small": Protocol(
+        training=Training(ratio=NetworkSize(64, 1, 4, 0.2), source_steps=400, budget=300, patience=6),
+    ),
     "paper": Protocol(
         experiment="markov-paper",
         methods=[

@@ -101,9 +101,11 @@ class Ancestral(Sampler):
         if log_r is None or candidates is None:
             return log_p
         gamma = self.gamma(time).view(-1, 1, 1) if callable(self.gamma) else self.gamma
-        log_q = guide(log_p, log_r, gamma, candidates)
-        if self.stabilised:
+        if self.stabilised:  # the last candidate is the mask
+            log_q = guide(log_p, log_r[..., :-1], gamma, candidates[..., :-1])
             log_q = stabilise(log_q, log_p, self.masked.mask_id)
+        else:
+            log_q = guide(log_p, log_r, gamma, candidates)
         return torch.where((z == self.masked.mask_id).unsqueeze(-1), log_q, log_p)
 
     def _evaluate(self, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
