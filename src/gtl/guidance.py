@@ -26,7 +26,13 @@ Gamma = float | Callable[[Tensor], Tensor]
 """A guidance strength, or a schedule gamma(t) from times (B,) to strengths (B,)."""
 
 
-def guide(log_p: Tensor, log_r: Tensor, gamma: float | Tensor = 1.0, candidates: Tensor | None = None) -> Tensor:
+def guide(
+    log_p: Tensor,
+    log_r: Tensor,
+    gamma: float | Tensor = 1.0,
+    candidates: Tensor | None = None,
+    keep_tail: bool = False,
+) -> Tensor:
     """p r^gamma, normalised.
 
     Args:
@@ -34,16 +40,22 @@ def guide(log_p: Tensor, log_r: Tensor, gamma: float | Tensor = 1.0, candidates:
         log_r: (..., N), log-ratios of the candidates, up to a constant for each row.
         gamma: guidance strength, a number or a tensor that broadcasts against log_r.
         candidates: (..., N), the token ids that log_r speaks of; all K in order by default.
+        keep_tail: whether other tokens keep the source's probability, the candidates sharing what is theirs; by default
+            other tokens get none (the paper's pruning).
 
     Returns:
-        (..., K), normalised; -inf outside the candidates. A row in which the ratio leaves nothing (possible only with
+        (..., K), normalised. A row in which the ratio leaves nothing (possible only with
         pruned candidates or disjoint supports) keeps the source's distribution over the candidates.
     """
     p = log_p if candidates is None else log_p.gather(-1, candidates)
     gamma = torch.as_tensor(gamma, dtype=log_r.dtype, device=log_r.device)
     q = torch.where((p == -torch.inf) | (gamma == 0), p, p + gamma * log_r)  # 0 * inf would be nan
     q = torch.where(q.amax(-1, keepdim=True) == -torch.inf, p, q).log_softmax(-1)
-    return q if candidates is None else torch.full_like(log_p, -torch.inf).scatter(-1, candidates, q)
+    if candidates is None:
+        return q
+    if keep_tail:
+        return log_p.scatter(-1, candidates, q + p.logsumexp(-1, keepdim=True))
+    return torch.full_like(log_p, -torch.inf).scatter(-1, candidates, q)
 
 
 def stabilise(log_q: Tensor, log_p: Tensor, mask_id: int) -> Tensor:
@@ -55,8 +67,9 @@ def stabilise(log_q: Tensor, log_p: Tensor, mask_id: int) -> Tensor:
         mask_id: m.
     """
     stay = log_p[..., mask_id : mask_id + 1]
-    tokens = log_q.clone()
-    tokens[..., mask_id] = -torch.inf
+    tokens, source = log_q.clone(), log_p.clone()
+    tokens[..., mask_id] = source[..., mask_id] = -torch.inf
+    tokens = torch.where(tokens.amax(-1, keepdim=True) == -torch.inf, source, tokens)  # nothing left: the source's
     tokens = tokens.log_softmax(-1) + torch.log1p(-stay.exp())
     tokens[..., mask_id] = stay.squeeze(-1)
     return torch.where(stay == 0, log_p, tokens)
@@ -99,7 +112,15 @@ class Guided(Denoiser):
     with any ratio and for every process with a clean ratio.
     """
 
-    def __init__(self, denoiser: Denoiser, ratio: Ratio, gamma: Gamma = 1.0, n_ratio: int | None = None) -> None:
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        ratio: Ratio,
+        gamma: Gamma = 1.0,
+        n_ratio: int | None = None,
+        keep_tail: bool = False,
+    ) -> None:
+        """Sets the models; `keep_tail` (see `guide`) keeps likelihoods finite where candidates are pruned."""
         super().__init__()
         check_gamma(gamma)
         process = denoiser.process
@@ -110,7 +131,7 @@ class Guided(Denoiser):
             )
         if ratio.space == "noisy" and process.name != "masked":
             raise ValueError(f"a noisy ratio under {process.name} noise weighs z_s, not x: guide the posterior instead")
-        self.denoiser, self.ratio, self.gamma = denoiser, ratio, gamma
+        self.denoiser, self.ratio, self.gamma, self.keep_tail = denoiser, ratio, gamma, keep_tail
         self.n_ratio = check_n_ratio(n_ratio, process.vocabulary)
         self.process = process
         self.timeless = denoiser.timeless and ratio.timeless and not callable(gamma)
@@ -135,5 +156,5 @@ class Guided(Denoiser):
             positions = positions.masked_fill(tokens != self.process.mask_id, -1)
         candidates = top_candidates(source.log_probs, self.n_ratio, self.process.mask_id)
         log_r = self.ratio.log_ratio(z, positions, candidates, t, source)
-        guided = guide(source.log_probs, log_r, gamma, candidates)
+        guided = guide(source.log_probs, log_r, gamma, candidates, self.keep_tail)
         return Prediction(self.carry_over(tokens, guided), source.hidden)

@@ -104,7 +104,7 @@ def evaluate(
         out: folder for the results; by default a new one under runs/.
         ratio: folder of the ratio.
         gamma: guidance strength.
-        n_ratio: candidates weighed at a position; all by default.
+        n_ratio: candidates weighed at a position, all by default; other tokens keep the source's probability.
         draws: corruptions of every sequence.
         seed: of the corruptions.
     """
@@ -123,7 +123,7 @@ def evaluate(
     weight = None
     if ratio is not None:
         weight = load_ratio(ratio).to(device)
-        models["guided"] = Guided(model, weight, gamma, n_ratio)
+        models["guided"] = Guided(model, weight, gamma, n_ratio, keep_tail=True)
     run = Run(out, "evaluate", settings, device)
 
     def fresh() -> torch.Generator:

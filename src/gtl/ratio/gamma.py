@@ -47,7 +47,7 @@ def nll_by_gamma(
             positions = positions.masked_fill(z != process.mask_id, -1)
         log_r = ratio.log_ratio(z, positions, candidates, time, source)
         for index, gamma in enumerate(gammas):
-            log_q = denoiser.carry_over(z, guide(source.log_probs, log_r, gamma, candidates))
+            log_q = denoiser.carry_over(z, guide(source.log_probs, log_r, gamma, candidates, keep_tail=True))
             total[index] += float(process.nelbo(part, z, time, log_q, denoiser.timeless).sum())
     return total / x.numel()
 

@@ -18,10 +18,17 @@ from gtl.nn.dit import DiT, PooledDiT, Pooling
 from gtl.process import Process
 from gtl.ratio.base import SequenceRatio
 
-__all__ = ["NetworkRatio"]
+__all__ = ["NetworkRatio", "unsmooth"]
 
 CLOSEST = 1e-4
 """How close to 0 or 1 an unsmoothed probability may come: log r is kept within 9.2 where smoothing is undone."""
+
+
+def unsmooth(s: Tensor, smoothing: float) -> Tensor:
+    """log r of the output s of a classifier that was trained with label smoothing: (B,) -> (B,)."""
+    if not smoothing:
+        return s
+    return torch.logit((torch.sigmoid(s) - smoothing / 2) / (1 - smoothing), eps=CLOSEST)
 
 
 class NetworkRatio(SequenceRatio):
@@ -31,7 +38,7 @@ class NetworkRatio(SequenceRatio):
         """Wraps a network; `smoothing` is the label smoothing that it was trained with."""
         super().__init__()
         if not 0 <= smoothing < 1:
-            raise ValueError(f"label smoothing {smoothing} must be in [0, 1)")
+            raise ValueError(f"label_smoothing={smoothing} must be in [0, 1)")
         if network.dit.num_ids != process.num_ids:
             raise ValueError(f"the network knows {network.dit.num_ids} ids; the process has {process.num_ids}")
         self.process, self.network, self.smoothing = process, network, smoothing
@@ -49,11 +56,7 @@ class NetworkRatio(SequenceRatio):
         return self.network(z, t)
 
     def log_value(self, z: Tensor, t: Tensor | None = None) -> Tensor:
-        s = self.network(z, t)
-        if not self.smoothing:
-            return s
-        target = (torch.sigmoid(s) - self.smoothing / 2) / (1 - self.smoothing)
-        return torch.logit(target, eps=CLOSEST)
+        return unsmooth(self.network(z, t), self.smoothing)
 
     def source_probability(self, z: Tensor, t: Tensor | None = None) -> Tensor:
         """The classifier's d(z), near 0 for target-like and near 1 for source-like sequences: (B,)."""

@@ -237,7 +237,7 @@ class Experiment:
         extra: dict[str, Any] = {"seconds": seconds, "trainable_weights": adapted.weights}
         model = adapted.denoiser
         if adapted.ratio is not None:
-            model = Guided(adapted.denoiser, adapted.ratio, adapted.gamma, p.n_ratio)
+            model = Guided(adapted.denoiser, adapted.ratio, adapted.gamma, p.n_ratio, keep_tail=True)
             self.add(method, n, "gamma", adapted.gamma)
         generator = torch.Generator(self.device).manual_seed(mix(self.seed, 8))
         self.add(method, n, "nll", nll(model, self.test, draws=2, generator=generator, batch=128))
