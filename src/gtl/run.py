@@ -62,7 +62,7 @@ def device_name(device: torch.device) -> str:
 def command_line() -> str:
     """The command that started this process, as one would type it."""
     program = Path(sys.argv[0]).name
-    return shlex.join(["gtl" if program in ("gtl", "__main__.py") else program, *sys.argv[1:]])
+    return shlex.join(["gtl" if program in ("gtl", "cli.py") else program, *sys.argv[1:]])
 
 
 def git_commit() -> str | None:

@@ -37,7 +37,7 @@ def pivot(rows: Iterable[Row], metric: str) -> tuple[list[int | None], list[tupl
 
 def heading(n: int | None) -> str:
     """A column's title."""
-    return "" if n is None else f"n = {n}"
+    return "any n" if n is None else f"n = {n}"
 
 
 def markdown(rows: list[Row]) -> str:

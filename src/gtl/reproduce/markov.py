@@ -92,7 +92,7 @@ class Protocol:
 
 PRESETS: dict[str, Protocol] = {
     "small": Protocol(
-        training=Training(ratio=NetworkSize(64, 1, 4, 0.2), source_steps=400, budget=300, patience=6),
+        training=Training(ratio=NetworkSize(64, 1, 4, 0.2), source_steps=400, budget=300, warmup=0.3),
     ),
     "paper": Protocol(
         experiment="markov-paper",

@@ -218,16 +218,30 @@ def finetuned_epochs(problem: Problem) -> Adapted:
 def guided(problem: Problem, ratio: NetworkRatio, fits: list[Fit]) -> Adapted:
     """The frozen source with a trained ratio, gamma chosen on held-out target data by the rule of the experiment."""
     steps, seconds, weights = (sum(getattr(f, key) for f in fits) for key in ("steps", "seconds", "weights"))
-    made = [Adapted(problem.source, ratio, gamma, steps=steps, seconds=seconds, weights=weights) for gamma in GAMMAS]
-    if problem.training.gamma_rule == "likelihood":
+    made = Adapted(problem.source, ratio, steps=steps, seconds=seconds, weights=weights)
+    if problem.training.gamma_rule == "samples":
+        index, score = descend(lambda index: problem.score(replace(made, gamma=GAMMAS[index])), len(GAMMAS))
+    else:
         held_out = problem.target_data[1].to(next(ratio.parameters()).device)
         generator = torch.Generator(held_out.device).manual_seed(problem.seed)
-        scores = nll_by_gamma(problem.source, ratio, held_out, GAMMAS, generator=generator).tolist()
-    else:
-        scores = [problem.score(each) for each in made]
-    for each, score in zip(made, scores, strict=True):
-        each.score = score
-    return min(made, key=lambda each: each.score)
+        scores = nll_by_gamma(problem.source, ratio, held_out, GAMMAS, generator=generator)
+        index, score = int(scores.argmin()), float(scores.min())
+    return replace(made, gamma=GAMMAS[index], score=score)
+
+
+def descend(value: Callable[[int], float], count: int) -> tuple[int, float]:
+    """A minimum of a function on 0 .. count-1 whose neighbours are not smaller, found downhill from the middle."""
+    seen: dict[int, float] = {}
+
+    def at(index: int) -> float:
+        if index not in seen:
+            seen[index] = value(index) if 0 <= index < count else float("inf")
+        return seen[index]
+
+    here = count // 2
+    while (there := min((here - 1, here + 1), key=at)) in range(count) and at(there) < at(here):
+        here = there
+    return here, at(here)
 
 
 def better_pooling(problem: Problem, method: str) -> Adapted:
