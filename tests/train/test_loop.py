@@ -262,7 +262,7 @@ def test_parameters_without_gradient_are_left_alone():
 
 
 def test_learning_rate_schedule():
-    settings = FitSettings(steps=100, warmup=0.1, learning_rate=2.0)
+    settings = FitSettings(steps=100, warmup=10, learning_rate=2.0)
     rates = [settings.rate(step) for step in range(100)]
     assert rates[:10] == pytest.approx([0.2 * k for k in range(1, 11)])
     assert rates[9] == max(rates) == pytest.approx(2.0)
@@ -271,13 +271,13 @@ def test_learning_rate_schedule():
     assert rates[10 + 30] == pytest.approx(1 + math.cos(math.pi / 3))
     assert all(a > b for a, b in pairwise(rates[10:]))
     assert 0 < rates[-1] < 0.01
-    assert FitSettings(steps=5, warmup=0.0).rate(0) > 0
-    assert all(FitSettings(steps=3, warmup=1.0).rate(step) > 0 for step in range(3))
+    assert FitSettings(steps=5, warmup=0).rate(0) > 0
+    assert all(FitSettings(steps=3, warmup=5).rate(step) > 0 for step in range(3))
 
 
 def test_the_optimizer_follows_the_schedule():
     """AdamW under a constant gradient moves by the learning rate: the way is the sum of the schedule."""
-    settings = replace(SETTINGS, ema=0.0, weight_decay=0.0, warmup=0.5)
+    settings = replace(SETTINGS, ema=0.0, weight_decay=0.0, warmup=6)
     model = Number()
     fit(model, Slope(0), settings)
     assert float(model.w.detach()) == pytest.approx(-sum(settings.rate(k) for k in range(12)), rel=1e-4)
@@ -307,7 +307,7 @@ def test_the_average_forgets_its_start():
 def test_a_fine_tuned_model_is_not_a_third_source():
     """From 100 to near 0 in a hundred steps; a plain average with decay 0.99 would still be at 37 or more."""
     model = Number(100.0)
-    fit(model, Pull(0), replace(SETTINGS, steps=100, learning_rate=5.0, ema=0.99, warmup=0.05))
+    fit(model, Pull(0), replace(SETTINGS, steps=100, learning_rate=5.0, ema=0.99, warmup=5))
     assert abs(float(model.w.detach())) < 10
 
 
@@ -392,7 +392,7 @@ def test_a_loss_that_is_not_a_number_is_reported(held_out: int | None):
         ({"learning_rate": math.inf}, "learning_rate=inf"),
         ({"ema": 1.0}, "ema=1"),
         ({"ema": -0.1}, "ema=-0.1"),
-        ({"warmup": 1.5}, "warmup=1.5"),
+        ({"warmup": -1}, "warmup=-1"),
         ({"weight_decay": -1.0}, "weight_decay=-1"),
         ({"clip": -1.0}, "clip=-1"),
         ({"patience": -1}, "patience=-1"),

@@ -92,7 +92,7 @@ class Protocol:
 
 PRESETS: dict[str, Protocol] = {
     "small": Protocol(
-        training=Training(ratio=NetworkSize(64, 1, 4, 0.2), source_steps=400, budget=300, warmup=0.3),
+        training=Training(ratio=NetworkSize(64, 1, 4, 0.2), source_steps=400, budget=300),
     ),
     "paper": Protocol(
         experiment="markov-paper",
@@ -111,6 +111,8 @@ PRESETS: dict[str, Protocol] = {
             link="auto",
             batch_size=256,
             learning_rate=3e-4,
+            warmup=100,
+            finetuned_warmup=600,
             weight_decay=0.0,
             evaluate_every=50,
             patience=6,

@@ -53,8 +53,10 @@ class Training:
     """Of each of the paper's two classifiers; a third of the budget by default. The ratio network has the rest."""
     batch_size: int = 128
     learning_rate: float = 2e-3
-    warmup: float = 0.05
-    """Fraction of the steps that the learning rate rises."""
+    warmup: int = 20
+    """Steps that the learning rate rises."""
+    finetuned_warmup: int = 90
+    """The same for fine-tuning, which starts from weights worth keeping: full-size first steps wipe them out."""
     weight_decay: float = 0.01
     ema: float = 0.99
     patience: int = 0
@@ -187,7 +189,8 @@ def baseline(problem: Problem, model: NetworkDenoiser, name: str, epochs: int | 
     """Trains a denoiser on the target data, early-stopped within the budget, or for the paper's epochs."""
     rows, held_out = problem.target_data
     if epochs is None:
-        run = problem.fit(name, model, DenoiserObjective(model, rows, held_out), problem.training.budget)
+        warmup = problem.training.finetuned_warmup if name == "finetuned" else problem.training.warmup
+        run = problem.fit(name, model, DenoiserObjective(model, rows, held_out), problem.training.budget, warmup=warmup)
     else:
         every = torch.cat([rows, held_out])
         steps = epochs * -(-len(every) // problem.training.batch_size)

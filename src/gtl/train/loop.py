@@ -42,8 +42,8 @@ class FitSettings:
     """Rows of every dataset in a step, over all processes."""
     learning_rate: float = 1e-3
     """The highest, reached after the warm-up."""
-    warmup: float = 0.05
-    """Fraction of the steps that the learning rate rises."""
+    warmup: int = 20
+    """Steps that the learning rate rises. Not a fraction of all steps, which early stopping makes meaningless."""
     weight_decay: float = 0.01
     """AdamW's decoupled weight decay."""
     clip: float = 1.0
@@ -69,15 +69,15 @@ class FitSettings:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ValueError(f"learning_rate={self.learning_rate} must be positive")
-        for name in ("weight_decay", "clip", "patience", "seed"):
+        for name in ("weight_decay", "clip", "patience", "seed", "warmup"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
-        if not 0 <= self.ema < 1 or not 0 <= self.warmup <= 1:
-            raise ValueError(f"ema={self.ema} and warmup={self.warmup} must be fractions")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema={self.ema} must be in [0, 1)")
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: linear warm-up, then half a cosine to zero."""
-        warm = max(1, round(self.warmup * self.steps))
+        warm = min(self.warmup, self.steps)
         if step < warm:
             return self.learning_rate * (step + 1) / warm
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
