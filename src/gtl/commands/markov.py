@@ -36,7 +36,8 @@ def demo(out: str | None = None, seed: int = 0) -> None:
         out: folder for the results; by default a new one under runs/.
         seed: of data, weights and sampling.
     """
-    show(reproduce_markov(replace(PRESETS["small"]), [seed], out, "demo"))
+    shown = ["counting", "vanilla", "finetuned", "gtl-direct"]
+    show(reproduce_markov(replace(PRESETS["small"], methods=shown), [seed], out, "demo"))
 
 
 def reproduce(

@@ -63,7 +63,7 @@ class Protocol:
     n: list[int] = field(default_factory=lambda: [1000, 100, 20])
     methods: list[str] = field(default_factory=lambda: ["source", "vanilla", "finetuned", "gtl-direct", "counting"])
     samples: int = 4096
-    validation_samples: int = 256
+    validation_samples: int = 128
     """Generated sequences behind the choice of gamma."""
     sampler: Literal["one-position", "ancestral"] = "one-position"
     sampling_steps: int = 20
@@ -92,7 +92,7 @@ class Protocol:
 
 PRESETS: dict[str, Protocol] = {
     "small": Protocol(
-        training=Training(ratio=NetworkSize(64, 1, 4, 0.2), source_steps=400, budget=300),
+        training=Training(ratio=NetworkSize(64, 1, 4, 0.2), source_steps=400, budget=300, batch_size=96),
     ),
     "paper": Protocol(
         experiment="markov-paper",
@@ -114,6 +114,7 @@ PRESETS: dict[str, Protocol] = {
             warmup=100,
             finetuned_warmup=600,
             weight_decay=0.0,
+            stop_ratios=True,
             evaluate_every=50,
             patience=6,
             pooling="auto",
@@ -161,7 +162,7 @@ class Experiment:
         x = check_tokens(sample_chain(source, protocol.m, protocol.length, draw[0]), self.size + 1, self.size)
         self.source_data = split(x, protocol.held_out, seed)
         self.target_all = target_sequences(target, max(protocol.n), protocol.length, seed)
-        self.test = sample_chain(target, 512, protocol.length, draw[1]).to(device)
+        self.test = sample_chain(target, 256, protocol.length, draw[1]).to(device)
         self.several = f"seed {seed}, "
 
     def carry_out(self) -> None:

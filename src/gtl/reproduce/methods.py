@@ -61,6 +61,10 @@ class Training:
     ema: float = 0.99
     patience: int = 0
     """Evaluations without progress before a network stops; 0 uses the whole budget."""
+    stop_ratios: bool = False
+    """Whether ratio networks keep the weights with the best held-out loss, as denoisers do, or the last ones. A few
+    held-out sequences stop a classifier when it becomes overconfident, long before it is as good as it gets: gamma
+    takes care of the scale."""
     evaluate_every: int = 25
     """Steps between two evaluations."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -179,10 +183,10 @@ class Problem:
             warm_start(ratio.network.dit, self.source.network)
         return ratio
 
-    def domains(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Training and held-out rows of both domains."""
+    def domains(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+        """Training rows of both domains and, where ratio networks stop early, held-out ones."""
         both = [{"source": s, "target": t} for s, t in zip(self.source_data, self.target_data, strict=True)]
-        return both[0], both[1]
+        return both[0], both[1] if self.training.stop_ratios else None
 
 
 def baseline(problem: Problem, model: NetworkDenoiser, name: str, epochs: int | None = None) -> Adapted:

@@ -28,7 +28,7 @@ from gtl.train.objective import Objective
 
 __all__ = ["Fit", "FitSettings", "fit"]
 
-EVALUATION_ROWS = 2048
+EVALUATION_ROWS = 1024
 """Rows, at least, in one estimate of the held-out loss: small sets are corrupted several times over."""
 
 
