@@ -91,7 +91,7 @@ def train(
     model: NetworkDenoiser | NetworkRatio
     goal: Objective
     if objective == "denoiser":
-        model = load_denoiser(start) if start else NetworkDenoiser(process, new_network(process, network, True))
+        model = load_denoiser(start) if start else NetworkDenoiser(process, new_network(process, network))
         goal = DenoiserObjective(model, kept["data"], seen["data"])
     else:
         smoothing = 0.0 if (objective, estimator) == ("ratio", "paper") else label_smoothing
@@ -100,9 +100,9 @@ def train(
     train_into(out, objective, settings, model, goal, fit)
 
 
-def new_network(process: Process, size: NetworkSize, tokens: bool) -> DiT:
-    """An untrained DiT with a head for tokens or for a scalar."""
-    return DiT(process.num_ids, process.num_ids if tokens else 1, **vars(size))
+def new_network(process: Process, size: NetworkSize) -> DiT:
+    """An untrained DiT with a head for the tokens of a process."""
+    return DiT(process.num_ids, process.num_ids, **vars(size))
 
 
 def choose_process(
