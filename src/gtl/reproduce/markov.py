@@ -326,7 +326,9 @@ def finish(run: Run, p: Protocol, matrices: list[Tensor], seeds: list[int]) -> N
         "seeds": ", ".join(map(str, seeds)),
         "chains": f"source {p.source_matrix}, target {p.target_matrix}, {len(matrices[0])} states, length {p.length}",
         "budget": f"{p.training.source_steps} gradient steps for the source model; at most {p.training.budget} more "
-        "for every method, over all its networks; the weights with the best held-out loss are kept",
+        "for every method, over all its networks",
+        "weights kept": "those with the best held-out loss"
+        + ("" if p.training.stop_ratios else "; of ratio networks the last ones, averaged"),
         "samples": f"{p.samples} sequences for each estimate, {p.sampler} sampler",
         "gamma": f"chosen on held-out target sequences ({p.training.gamma_rule} rule)",
     }
