@@ -116,7 +116,7 @@ PRESETS: dict[str, Protocol] = {
             weight_decay=0.0,
             stop_ratios=True,
             evaluate_every=50,
-            patience=6,
+            patience=10,
             pooling="auto",
         ),
     ),
