@@ -33,7 +33,7 @@ KEYS = {
 NETWORK = "--network.width 8 --network.depth 1 --network.heads 2"
 SMALL = f"{NETWORK} --fit.steps 6 --fit.batch_size 8 --fit.evaluate_every 3"
 DOMAINS = "--source src.npy --target tgt.npy"
-TOY = "--m 32 --length 4 --samples 8 --source_steps 2 --budget 6 --batch_size 8"
+TOY = "--m 32 --length 4 --samples 8 --source_steps 2 --budget 9 --folds 2 --batch_size 8"
 PAPER = f"train ratio {DOMAINS} --like denoiser --estimator paper"
 TO = "--like denoiser --target"
 COMMANDS = {
@@ -288,7 +288,7 @@ BAD = {
     "reproduce markov --n 8 --m 1": "m=1",
     "reproduce markov --n 8 --samples 0": "samples=0",
     "reproduce markov --n 8 --seeds 0": "seeds=0",
-    "reproduce markov --n 8 --budget 2": "budget of 2",
+    "reproduce markov --n 8 --budget 2": "budget=2",
     f"reproduce markov --n 8 --first_seed=-1 {TOY}": "seed",
     f"reproduce markov --n 8 --learning_rate=-1 {TOY}": "learning_rate=-1",
     f"reproduce markov --n 8 --learning_rate .nan {TOY}": "learning_rate=nan",

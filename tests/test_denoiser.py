@@ -41,7 +41,7 @@ def test_network_prediction(generator, mask_id, banned):
     assert bool(log_probs[masked][:, allowed].isfinite().all())
     own = torch.full((8, 7, 6), -torch.inf).scatter(-1, z.unsqueeze(-1), 0.0)
     assert torch.equal(log_probs[~masked], own[~masked])
-    assert prediction.hidden.shape == (8, 7, 16)
+    assert [h.shape for h in prediction.hidden] == [(8, 7, 16)] * len(prediction.hidden)
 
 
 @pytest.mark.parametrize("kind", ["exact", "network", "guided", "guided top-2"])

@@ -10,7 +10,7 @@ The cumulative sum and u are float64. Adding float32 Gumbel noise instead loses 
 import torch
 from torch import Tensor
 
-__all__ = ["bernoulli", "categorical", "uniform"]
+__all__ = ["bernoulli", "categorical", "random_true", "uniform"]
 
 
 def uniform(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None = None) -> Tensor:
@@ -43,3 +43,9 @@ def categorical(log_p: Tensor, generator: torch.Generator | None = None) -> Tens
     u = uniform(tuple(total.shape), log_p.device, generator) * total
     u = torch.minimum(u, torch.nextafter(total, torch.zeros_like(total)))  # u * total may round up to total
     return torch.searchsorted(cdf, u, right=True).squeeze(-1)
+
+
+def random_true(mask: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """The place of a uniformly random True of every row of mask (B, L): (B,); anything where a row has none."""
+    keys = uniform(tuple(mask.shape), mask.device, generator)
+    return keys.masked_fill(~mask, -1.0).argmax(-1)

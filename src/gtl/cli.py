@@ -1,12 +1,15 @@
 """The command line: a table of verbs. A function's typed signature and docstring are its flags and its help."""
 
+import inspect
+import itertools
 import os
 import sys
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli
 
-from gtl.commands.adapt import evaluate, sample
+from gtl.commands.adapt import adapt
+from gtl.commands.apply import evaluate, sample
 from gtl.commands.markov import demo, reproduce
 from gtl.commands.train import train
 
@@ -16,6 +19,7 @@ VERBS: dict[str, Any] = {
     "demo": demo,
     "reproduce": reproduce,
     "train": train,
+    "adapt": adapt,
     "sample": sample,
     "evaluate": evaluate,
 }
@@ -57,9 +61,29 @@ def normalise(arguments: list[str]) -> list[str]:
     return done
 
 
+def by_position(arguments: list[str]) -> list[str]:
+    """What a verb needs may stand as `--name value` too: `sample --denoiser D` becomes `sample D`."""
+    if not arguments or arguments[0] not in VERBS:
+        return arguments
+    verb, *rest = arguments
+    needed = [p.name for p in inspect.signature(VERBS[verb]).parameters.values() if p.default is p.empty]
+    leading = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))
+    named, others, words = {}, [], iter(rest[len(leading) :])
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag.removeprefix("--") in needed and flag.startswith("--"):
+            named[flag.removeprefix("--")] = value if equals else next(words, "")
+        else:
+            others.append(word)
+    if not named:
+        return arguments
+    front = [named[name] if name in named else leading.pop(0) for name in needed if name in named or leading]
+    return [verb, *front, *leading, *others]
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Runs `gtl VERB ...`."""
-    given = normalise(sys.argv[1:] if arguments is None else arguments)
+    given = by_position(normalise(sys.argv[1:] if arguments is None else arguments))
     try:
         auto_cli(VERBS, args=given, prog="gtl", parser_class=Parser, as_positional=True)
     except (ValueError, OSError) as error:

@@ -13,28 +13,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gtl.nn.dit import DiT
+from gtl.nn.dit import DiT, gather_positions
 from gtl.process import Process, stratified
 
-__all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "gather_positions", "masked_nll", "nelbo", "nll"]
+__all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "masked_nll", "nelbo", "nll"]
 
 
 class Prediction(NamedTuple):
     """What one pass of a denoiser gives.
 
     log_probs: (B, P, K), normalised log p(x_l = v | z) at the positions asked for.
-    hidden: (B, L, D), the trunk's last hidden states, or None where there is no trunk.
+    hidden: the trunk's hidden states, (B, L, D) each, from the embedding to the last; empty where there is no trunk.
+    source: (B, P, K), of a guided denoiser what its frozen source said; None of any other.
     """
 
     log_probs: Tensor
-    hidden: Tensor | None = None
-
-
-def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
-    """values (B, L, ...) at positions (B, P): (B, P, ...). A position of -1 is padding and reads position 0."""
-    index = positions.clamp(min=0)
-    index = index.view(*index.shape, *(1,) * (values.dim() - 2)).expand(*index.shape, *values.shape[2:])
-    return values.gather(1, index)
+    hidden: tuple[Tensor, ...] = ()
+    source: Tensor | None = None
 
 
 class Denoiser(nn.Module, ABC):
@@ -84,10 +79,10 @@ class NetworkDenoiser(Denoiser):
         self.register_buffer("never", torch.tensor(sorted(never), dtype=torch.long), persistent=False)
 
     def forward(self, z: Tensor, t: Tensor | None = None, positions: Tensor | None = None) -> Prediction:
-        hidden = self.network.trunk(z, t)
-        at, tokens = hidden, z
+        hidden = self.network.layers(z, t)
+        at, tokens = hidden[-1], z
         if positions is not None:
-            at, tokens = gather_positions(hidden, positions), gather_positions(z, positions)
+            at, tokens = gather_positions(at, positions), gather_positions(z, positions)
         logits = self.network.head(at).float().index_fill(-1, self.never, -torch.inf)
         return Prediction(self.carry_over(tokens, logits.log_softmax(-1)), hidden)
 

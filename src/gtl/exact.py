@@ -16,7 +16,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from gtl.denoiser import Denoiser, Prediction, gather_positions
+from gtl.denoiser import Denoiser, Prediction
+from gtl.nn.dit import gather_positions
 from gtl.process import Masked
 from gtl.ratio.base import SequenceRatio
 from gtl.sample.ancestral import Ancestral

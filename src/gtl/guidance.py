@@ -17,7 +17,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gtl.denoiser import Denoiser, Prediction, gather_positions
+from gtl.denoiser import Denoiser, Prediction
+from gtl.nn.dit import gather_positions
 from gtl.ratio.base import Ratio
 
 __all__ = ["Gamma", "Guided", "check_gamma", "check_n_ratio", "guide", "stabilise", "top_candidates"]
@@ -116,12 +117,14 @@ class Guided(Denoiser):
         self,
         denoiser: Denoiser,
         ratio: Ratio,
-        gamma: Gamma = 1.0,
+        gamma: Gamma | None = None,
         n_ratio: int | None = None,
         keep_tail: bool = False,
     ) -> None:
-        """Sets the models; `keep_tail` (see `guide`) keeps likelihoods finite where candidates are pruned."""
+        """Sets the models; `gamma` is by default the one that was chosen for the ratio, and `keep_tail` (see `guide`)
+        keeps likelihoods finite where candidates are pruned."""
         super().__init__()
+        gamma = ratio.gamma if gamma is None else gamma
         check_gamma(gamma)
         process = denoiser.process
         if (ratio.process.num_ids, ratio.process.mask_id) != (process.num_ids, process.mask_id):
@@ -136,6 +139,12 @@ class Guided(Denoiser):
         self.process = process
         self.timeless = denoiser.timeless and ratio.timeless and not callable(gamma)
 
+    def train(self, mode: bool = True) -> "Guided":
+        """Training is the ratio's: the denoiser is frozen and stays in evaluation mode."""
+        super().train(mode)
+        self.denoiser.eval()
+        return self
+
     def strength(self, z: Tensor, t: Tensor | None) -> float | Tensor:
         """gamma, or gamma(t) as (B, 1, 1)."""
         if not callable(self.gamma):
@@ -148,13 +157,16 @@ class Guided(Denoiser):
         source = self.denoiser(z, t, positions)
         gamma = self.strength(z, t)
         if isinstance(gamma, (int, float)) and gamma == 0 and self.n_ratio == self.process.vocabulary:
-            return source
+            return source._replace(source=source.log_probs)
         if positions is None:
             positions = torch.arange(z.shape[1], device=z.device).expand(len(z), -1)
         tokens = gather_positions(z, positions)
         if self.process.mask_id is not None and positions.shape[1] > 1:  # revealed tokens carry over: nothing to weigh
             positions = positions.masked_fill(tokens != self.process.mask_id, -1)
-        candidates = top_candidates(source.log_probs, self.n_ratio, self.process.mask_id)
-        log_r = self.ratio.log_ratio(z, positions, candidates, t, source)
-        guided = guide(source.log_probs, log_r, gamma, candidates, self.keep_tail)
-        return Prediction(self.carry_over(tokens, guided), source.hidden)
+        if self.n_ratio == self.process.vocabulary:
+            guided = guide(source.log_probs, self.ratio.table(z, positions, t, source), gamma)
+        else:
+            candidates = top_candidates(source.log_probs, self.n_ratio, self.process.mask_id)
+            log_r = self.ratio.log_ratio(z, positions, candidates, t, source)
+            guided = guide(source.log_probs, log_r, gamma, candidates, self.keep_tail)
+        return Prediction(self.carry_over(tokens, guided), source.hidden, source.log_probs)

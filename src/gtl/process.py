@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtl.categorical import bernoulli, uniform
+from gtl.categorical import bernoulli, random_true, uniform
 from gtl.schedule import LogLinear, Schedule, make_schedule
 
 __all__ = ["Masked", "Process", "make_process", "stratified"]
@@ -74,19 +74,26 @@ class Process(ABC):
         """
 
     @abstractmethod
-    def nelbo(self, x: Tensor, z: Tensor, t: Tensor, log_x: Tensor, timeless: bool) -> Tensor:
+    def nelbo(
+        self, x: Tensor, z: Tensor, t: Tensor, log_x: Tensor, timeless: bool, place: Tensor | None = None
+    ) -> Tensor:
         """An unbiased draw of the negative evidence lower bound of each sequence, in nats.
 
         Args:
             x: (B, L), clean tokens.
             z: (B, L), from `corrupt(x, t)` with t from `times`.
             t: (B,)
-            log_x: (B, L, K), log p(x | z_t).
+            log_x: (B, L, K), log p(x | z_t); (B, 1, K) where `place` is given.
             timeless: whether log_x does not depend on t given z (then t may be averaged out).
+            place: (B,), one position of each row from `some_place`, which stands for all of them.
 
         Returns:
             (B,)
         """
+
+    @abstractmethod
+    def some_place(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A uniformly random position (B,) among those of z (B, L) that count in `nelbo`."""
 
     def times(self, count: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
         """Stratified times (count,) at which 1 - alpha is uniform, the law that training and `nelbo` use."""
@@ -132,14 +139,24 @@ class Masked(Process):
         log_z[..., self.mask_id] = torch.log1p(-reveal).squeeze(-1)
         return torch.where((z == self.mask_id).unsqueeze(-1), log_z, log_x)
 
-    def nelbo(self, x: Tensor, z: Tensor, t: Tensor, log_x: Tensor, timeless: bool) -> Tensor:
-        masked = z == self.mask_id
-        cross_entropy = -(log_x.gather(-1, x.unsqueeze(-1)).squeeze(-1) * masked).sum(-1)
+    def nelbo(
+        self, x: Tensor, z: Tensor, t: Tensor, log_x: Tensor, timeless: bool, place: Tensor | None = None
+    ) -> Tensor:
+        masked, length = z == self.mask_id, x.shape[1]
+        count = masked.sum(-1)
+        if place is not None:
+            x, masked = x.gather(1, place.unsqueeze(1)), masked.gather(1, place.unsqueeze(1))
+        cross_entropy = -torch.where(masked, log_x.gather(-1, x.unsqueeze(-1)).squeeze(-1), 0.0).sum(-1)
+        if place is not None:
+            cross_entropy = cross_entropy * count
         if timeless:
             # With 1 - alpha uniform, t given k masks of L is Beta(k + 1, L - k + 1), so 1 / (1 - alpha) averages to
             # (L + 1) / k: the same mean as the weight below, with less variance.
-            return cross_entropy * (x.shape[1] + 1) / masked.sum(-1).clamp(min=1)
+            return cross_entropy * (length + 1) / count.clamp(min=1)
         return cross_entropy / (1 - self.alpha(t).squeeze(-1)).to(cross_entropy.dtype)
+
+    def some_place(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return random_true(z == self.mask_id, generator)
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "mask_id": self.mask_id}

@@ -17,11 +17,11 @@ import yaml
 from gtl.cli import main
 from gtl.report.table import markdown
 from gtl.reproduce.markov import PRESETS
-from gtl.reproduce.methods import NetworkSize
+from gtl.estimate import NetworkSize
 from gtl.run import Run, read_rows
 
 KEYS = ["experiment", "method", "n", "seed", "metric", "value", "seconds", "trainable_weights", "device", "command"]
-TOY = "--m 64 --length 6 --samples 32 --source_steps 5 --budget 9 --batch_size 16"
+TOY = "--m 64 --length 6 --samples 32 --source_steps 5 --budget 9 --folds 2 --batch_size 16"
 FILES = {
     "config.yaml", "run.json", "metrics.jsonl", "results.json", "transitions.json", "figure.png", "report.html",
     "FINISHED",
@@ -91,11 +91,11 @@ def test_the_rows(run: Path):
     assert all(list(row) == KEYS for row in stored)
     assert all(row["command"].startswith("gtl reproduce markov") and row["experiment"] == "markov" for row in stored)
     wanted = {("source", None)} | {
-        (method, n) for n in (8, 4) for method in ("counting", "vanilla", "finetuned", "gtl-direct")
+        (method, n) for n in (8, 4) for method in ("counting", "vanilla", "finetuned", "gtl-local")
     }
     assert kl(run).keys() == wanted
     assert all(value >= 0 for value in kl(run).values())
-    trained = [row for row in stored if row["metric"] == "kl" and row["method"] in ("vanilla", "gtl-direct")]
+    trained = [row for row in stored if row["metric"] == "kl" and row["method"] in ("vanilla", "gtl-local")]
     assert all(row["seconds"] > 0 and row["trainable_weights"] > 0 for row in trained)
     assert all(value <= 9 for key, value in measured(run).items() if key[3] == "steps")
     assert not any(key[0].startswith("published") for key in measured(run))  # another length than the paper's
@@ -121,7 +121,7 @@ def test_the_page_is_self_contained(run: Path):
     head, _, data = image.partition(",")
     assert head == "data:image/png;base64"
     assert base64.b64decode(data) == (run / "figure.png").read_bytes()
-    for part in ("GTL, direct ratio", "fine-tuned", "n = 8", "n = 4", "gtl reproduce markov", "diagonal:0.8"):
+    for part in ("GTL, local ratio", "fine-tuned", "n = 8", "n = 4", "gtl reproduce markov", "diagonal:0.8"):
         assert part in text, part
 
 
@@ -155,7 +155,7 @@ def test_an_interrupted_run_goes_on(
         add(self, *args, **kwargs)
 
     out = tmp_path / "out"
-    command = f"reproduce markov {TOY} --n 8 4 --methods source,counting,vanilla,gtl-direct"
+    command = f"reproduce markov {TOY} --n 8 4 --methods source,counting,vanilla,gtl-local"
     with monkeypatch.context() as patch:
         patch.setattr(Run, "add", stop)
         with pytest.raises(SystemExit) as caught:
@@ -176,7 +176,7 @@ def test_an_interrupted_run_goes_on(
     assert (out / "source-0" / "weights.safetensors").stat().st_mtime_ns == source  # not trained again
     assert read_rows(out / "results.json")[: len(first)] == first
     trained = [json.loads(line)["network"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert sum("vanilla" in network for network in trained) == 2  # once for each n, whenever that was
+    assert sum("vanilla" in network for network in trained) == 4  # two folds for each n, whenever that was
     assert sum("source model" in network for network in trained) == 1
     whole = {key: value for key, value in measured(run).items() if key[0] != "finetuned"}
     assert measured(out) == whole  # and "finetuned" made no difference to the others
@@ -237,16 +237,15 @@ def test_the_exact_models_and_the_published_figures(tmp_path: Path):
 
 
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """The small preset under another name: its table on the terminal, its page in the folder."""
-    small = PRESETS["small"]
-    training = replace(small.training, source_steps=2, budget=6, classifier_steps=2, batch_size=16)
-    quick = replace(small, m=32, n=[4], length=5, samples=16, training=training)
-    monkeypatch.setitem(PRESETS, "small", quick)
+    """The demo preset: its table on the terminal, its page in the folder."""
+    demo = PRESETS["demo"]
+    training = replace(PRESETS["small"].training, source_steps=2, budget=9, folds=2, batch_size=16)
+    monkeypatch.setitem(PRESETS, "demo", replace(demo, m=32, n=[4], length=5, samples=16, training=training))
     gtl("demo --seed 2", "--out", tmp_path / "out")
     assert {p.name for p in (tmp_path / "out").iterdir()} >= FILES
     assert {key[2] for key in measured(tmp_path / "out")} == {2}
     shown = capsys.readouterr().out
-    assert "GTL, direct ratio" in shown
+    assert "GTL, local ratio" in shown
     assert "report.html" in shown
 
 

@@ -1,156 +1,81 @@
-"""`gtl sample` and `gtl evaluate`: checkpoints in, sequences and numbers out."""
+"""`gtl adapt`: a frozen denoiser and a small target dataset in, a ratio with its gamma out."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from gtl.data.tokens import check_tokens, read_tokens, write_tokens
-from gtl.denoiser import Denoiser, masked_nll, nll
-from gtl.evaluate.martingale import martingale_violation
-from gtl.guidance import Guided, check_gamma, check_n_ratio
+from gtl.data.tokens import check_tokens, folds, read_tokens, split
+from gtl.denoiser import NetworkDenoiser, nll
+from gtl.estimate import Problem, Training
 from gtl.progress import Bar
+from gtl.ratio import LocalRatio, NetworkRatio
 from gtl.run import Run, check_folder
-from gtl.sample import Ancestral, OnePosition, Sampler
-from gtl.train.checkpoint import load_denoiser, load_ratio
+from gtl.train.checkpoint import load_denoiser, save_model
 
-__all__ = ["evaluate", "sample"]
+__all__ = ["adapt"]
+
+Method = Literal["gtl-local", "gtl-sequence", "gtl-both", "gtl-direct", "gtl-paper", "finetuned", "vanilla"]
 
 
-def sample(
+def adapt(
     denoiser: str,
+    target: str,
     out: str | None = None,
-    ratio: str | None = None,
-    gamma: float = 1.0,
-    n_ratio: int | None = None,
-    count: int = 64,
-    length: int | None = None,
-    prompt: str | None = None,
-    sampler: Literal["one-position", "ancestral"] = "one-position",
-    steps: int = 128,
-    batch_size: int = 4096,
+    source: str | None = None,
+    method: Method = "gtl-local",
+    held_out: float = 0.1,
     seed: int = 0,
+    training: Training = Training(),  # noqa: B008
 ) -> None:
-    """Draws sequences from a denoiser, guided by a ratio if one is given, into samples.npy.
+    """Adapts a frozen denoiser to target sequences; steps and gamma are chosen on held-out ones, then all are used.
 
     Args:
-        denoiser: folder of the source model.
-        out: folder for the samples; by default a new one under runs/.
-        ratio: folder of the ratio.
-        gamma: guidance strength.
-        n_ratio: candidates weighed at a position; all by default.
-        count: how many sequences; with a prompt, how many for each of its rows.
-        length: tokens in a sequence; with a prompt it is the prompt's.
-        prompt: token file whose mask ids are to be filled in; all other tokens stay.
-        sampler: one-position is exact and takes as many steps as there are masks; ancestral takes --steps.
-        steps: of the ancestral sampler.
-        batch_size: sequences drawn at once.
-        seed: of the draws.
+        denoiser: folder of the source model, which stays as it is.
+        target: sequences of the target domain (.npy of shape (N, L), or text with one sequence of ids a line).
+        out: folder for the checkpoint; by default a new one under runs/.
+        source: sequences of the source domain, for the methods that need them (gtl-both, gtl-direct, gtl-paper).
+        method: gtl-local needs no source data; finetuned and vanilla are the baselines.
+        held_out: share of the target that is held out at a time; where that is under 50 sequences, folds take turns.
+        seed: of folds, weights and batches.
+        training: sizes and budgets.
     """
-    settings = dict(locals())
+    settings = locals() | {"training": asdict(training)}
     if out is not None:
         check_folder(Path(out))
-    check_gamma(gamma)
-    if count < 1 or batch_size < 1:
-        raise ValueError(f"count={count} and batch_size={batch_size} must be at least 1")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_denoiser(denoiser).to(device)
-    weight = None if ratio is None else load_ratio(ratio).to(device)
-    process = model.process
-    check_n_ratio(n_ratio, process.vocabulary)
-    if prompt is not None:
-        start = check_tokens(read_tokens(prompt), process.num_ids, None, prompt, least=1).to(device)
-        start = start.repeat_interleave(count, 0)
-    elif length is None or length < 1:
-        raise ValueError("give --length, the tokens in a sequence, or a --prompt")
-    else:
-        start = torch.full((count, length), process.mask_id or 0, device=device)
-    frozen = start.ne(-1 if process.mask_id is None else process.mask_id)
-    draw: Sampler
-    if sampler == "one-position":
-        draw = OnePosition(model, weight, gamma=gamma, n_ratio=n_ratio)
-    else:
-        draw = Ancestral(model, weight, gamma=gamma, n_ratio=n_ratio, steps=steps)
-    draw.guided()
-    generator = torch.Generator(device).manual_seed(seed)
-    run = Run(out, "sample", settings, device)
-    parts = []
-    with Bar(len(start)) as bar:
-        for z, keep in zip(start.split(batch_size), frozen.split(batch_size), strict=True):
-            bar.stage("sampling", len(z))
-            parts.append(draw(z, keep, generator, lambda i, total, _: bar.advance((i + 1) / total)))
-    write_tokens(run.folder / "samples.npy", torch.cat(parts))
-    run.finish()
-    print(f"{run.folder / 'samples.npy'}: {len(start)} sequences of {start.shape[1]} tokens")
-
-
-def evaluate(
-    denoiser: str,
-    data: str,
-    out: str | None = None,
-    ratio: str | None = None,
-    gamma: float = 1.0,
-    n_ratio: int | None = None,
-    draws: int = 8,
-    seed: int = 0,
-) -> None:
-    """Measures held-out likelihood and, for a ratio, its gain and how far it violates the martingale identity.
-
-    Args:
-        denoiser: folder of the source model.
-        data: held-out sequences of the target.
-        out: folder for the results; by default a new one under runs/.
-        ratio: folder of the ratio.
-        gamma: guidance strength.
-        n_ratio: candidates weighed at a position, all by default; other tokens keep the source's probability.
-        draws: corruptions of every sequence.
-        seed: of the corruptions.
-    """
-    settings = dict(locals())
-    if out is not None:
-        check_folder(Path(out))
-    check_gamma(gamma)
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out={held_out} must be a fraction between 0 and 1")
+    if seed < 0:
+        raise ValueError(f"seed={seed} must not be negative")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_denoiser(denoiser).to(device)
     process = model.process
-    check_n_ratio(n_ratio, process.vocabulary)
-    if draws < 1:
-        raise ValueError(f"draws={draws} must be at least 1")
-    x = check_tokens(read_tokens(data), process.num_ids, process.mask_id, data, least=1).to(device)
-    models: dict[str, Denoiser] = {"source": model}
-    weight = None
-    if ratio is not None:
-        weight = load_ratio(ratio).to(device)
-        models["guided"] = Guided(model, weight, gamma, n_ratio, keep_tail=True)
-    run = Run(out, "evaluate", settings, device)
-
-    def fresh() -> torch.Generator:
-        return torch.Generator(device).manual_seed(seed)
-
-    with Bar(2 * len(models)) as bar:
-        for name, each in models.items():
-            for metric, function in (("nll", nll), ("masked_nll", masked_nll)):
-                if run.has(name, len(x), seed, metric):
-                    continue
-                bar.stage(f"{metric} of the {name} model", 1)
-                value = function(each, x, draws, fresh(), batch=128)
-                run.add("evaluate", name, metric, value, n=len(x), seed=seed)
-    if weight is not None:
-        gap = martingale_violation(model, weight, x.repeat(draws, 1), fresh()).double()
-        values = {(row.method, row.metric): row.value for row in run.rows}
-        more = {
-            "martingale_rms": float(gap.square().mean().sqrt()),
-            "martingale_mean": float(gap.mean()),
-            "nll_gain": values["source", "nll"] - values["guided", "nll"],
-        }
-        for metric, value in more.items():
-            if not run.has("guided", len(x), seed, metric):
-                run.add("evaluate", "guided", metric, value, n=len(x), seed=seed)
+    x = check_tokens(read_tokens(target), process.num_ids, process.mask_id, target)
+    empty = x[:0]
+    source_data = empty, empty
+    if source is not None:
+        rows = check_tokens(read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1])
+        source_data = split(rows, held_out, seed)
+    elif method in ("gtl-both", "gtl-direct", "gtl-paper"):
+        raise ValueError(f"{method} compares target with source sequences: give --source, or use gtl-local")
+    run = Run(out, "adapt", settings, device)
+    with Bar(training.budget) as bar:
+        problem = Problem(training, model, source_data, x, seed, held_out, bar=bar, log=run.log)
+        made = problem.adapted(method)
+    kept = made.denoiser if made.ratio is None else made.ratio
+    assert isinstance(kept, NetworkDenoiser | NetworkRatio | LocalRatio)
+    save_model(run.folder, kept)
+    before = nll(model, x.to(device), generator=torch.Generator(device).manual_seed(seed))
+    run.add("adapt", "source", "nll", before, n=len(x), seed=seed)
+    for metric, value in (("held_out_nll", made.score), ("gamma", made.gamma), ("steps", made.steps)):
+        run.add(
+            "adapt", method, metric, value, n=len(x), seed=seed, seconds=made.seconds, trainable_weights=made.weights
+        )
     run.finish()
-    table = Table("model", "metric", "value")
-    for row in run.rows:
-        table.add_row(row.method, row.metric, f"{row.value:.5f}")
-    Console().print(table)
-    print(f"rows in {run.folder / 'results.json'}")
+    parts = len(folds(x, training.folds, held_out, seed)) if training.folds else 1
+    strength = "" if made.ratio is None else f", gamma {made.gamma:g}"
+    print(
+        f"{run.folder}: held-out nll {made.score:.4f} nats a token over {parts} held-out part{'s'[: parts > 1]} "
+        f"(the source alone: {before:.4f}){strength}"
+    )

@@ -36,14 +36,14 @@ def demo(out: str | None = None, seed: int = 0) -> None:
         out: folder for the results; by default a new one under runs/.
         seed: of data, weights and sampling.
     """
-    shown = ["counting", "vanilla", "finetuned", "gtl-direct"]
-    show(reproduce_markov(replace(PRESETS["small"], methods=shown), [seed], out, "demo"))
+    show(reproduce_markov(PRESETS["demo"], [seed], out, "demo"))
 
 
 def reproduce(
     experiment: Literal["markov"],
-    preset: Literal["small", "paper"] = "small",
+    preset: Literal["small", "demo", "paper"] = "small",
     out: str | None = None,
+    name: str | None = None,
     seeds: int = 1,
     first_seed: int = 0,
     source_matrix: str | None = None,
@@ -60,12 +60,16 @@ def reproduce(
     source_steps: int | None = None,
     budget: int | None = None,
     classifier_steps: int | None = None,
+    folds: int | None = None,
+    patience: int | None = None,
     batch_size: int | None = None,
     learning_rate: float | None = None,
     label_smoothing: float | None = None,
     link: Literal["undone", "capped", "auto"] | None = None,
+    pseudo: float | None = None,
+    features: bool | None = None,
     warm_start: bool | None = None,
-    gamma_rule: Literal["samples", "likelihood"] | None = None,
+    gamma_rule: Literal["likelihood", "samples"] | None = None,
     pooling: Literal["sum", "mean", "auto"] | None = None,
     precision: Literal["fp32", "bf16"] | None = None,
     compile: bool | None = None,
@@ -74,8 +78,10 @@ def reproduce(
 
     Args:
         experiment: markov is the paper's Table 1.
-        preset: small is sized for a CPU; paper is the paper's own protocol, meant for a GPU.
+        preset: small is sized for a CPU, demo for two cores and six minutes; paper is the paper's own protocol, meant
+            for a GPU.
         out: folder for the results; by default a new one under runs/.
+        name: what the rows call the experiment, for chains other than the paper's.
         seeds: how many, counted from first_seed.
         first_seed: the first seed.
         source_matrix: diagonal:D, anti-diagonal:D, dirichlet:ALPHA, or a .npy file with a row-stochastic matrix.
@@ -84,7 +90,7 @@ def reproduce(
         length: tokens in a sequence.
         m: source sequences.
         n: numbers of target sequences, for example --n 1000 100 20.
-        methods: rows of the table, for example --methods vanilla finetuned gtl-direct.
+        methods: rows of the table, for example --methods vanilla finetuned gtl-local.
         samples: generated sequences behind each estimate.
         sampler: one-position is exact; ancestral is the paper's.
         sampling_steps: of the ancestral sampler.
@@ -92,19 +98,25 @@ def reproduce(
         source_steps: gradient steps of the source model.
         budget: gradient steps of every method after that, over all its networks.
         classifier_steps: of each of the paper's two classifiers.
+        folds: parts of which each is held out once where target sequences are few; 0 keeps one split.
+        patience: evaluations without progress before a network stops.
         batch_size: rows in a gradient step.
         learning_rate: the highest.
         label_smoothing: of the paper's classifiers.
         link: whether the paper's ratio network learns from classifiers whose label smoothing is undone.
-        warm_start: whether ratio networks start from the source denoiser's first blocks.
-        gamma_rule: on held-out target data, by the samples' transitions or by conditional likelihood.
-        pooling: of ratio networks; auto trains both and keeps the one that validates better.
+        pseudo: sequences that the local ratio's pull toward r = 1 is worth.
+        features: whether the local ratio reads the denoiser's hidden states.
+        warm_start: whether sequence ratios start from the source denoiser's first blocks.
+        gamma_rule: on held-out target data, by conditional likelihood or (with folds 0) by the samples' transitions.
+        pooling: of sequence ratios; auto trains both and keeps the one that validates better.
         precision: of matrix products.
         compile: whether networks are trained through torch.compile.
     """
     given = {key: value for key, value in locals().items() if value is not None}
     for key in ("experiment", "preset", "out", "seeds", "first_seed"):
         given.pop(key, None)
+    if "name" in given:
+        given["experiment"] = given.pop("name")
     if seeds < 1:
         raise ValueError(f"seeds={seeds} must be at least 1")
     protocol = adjusted(PRESETS[preset], given)

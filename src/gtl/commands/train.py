@@ -8,14 +8,14 @@ from torch import Tensor
 
 from gtl.data.tokens import check_tokens, read_tokens, split
 from gtl.denoiser import NetworkDenoiser
+from gtl.estimate import NetworkSize
 from gtl.nn.dit import DiT, Pooling
 from gtl.process import Masked, Process
 from gtl.progress import Bar
 from gtl.ratio import NetworkRatio
-from gtl.reproduce.methods import NetworkSize
 from gtl.run import Run, check_folder
 from gtl.schedule import make_schedule
-from gtl.train.checkpoint import load_denoiser, load_model, load_ratio, save_model
+from gtl.train.checkpoint import Model, load_denoiser, load_model, load_sequence_ratio, save_model
 from gtl.train.classifier import ClassifierObjective
 from gtl.train.denoiser import DenoiserObjective
 from gtl.train.loop import FitSettings, fit
@@ -88,14 +88,16 @@ def train(
     parts = {name: split(x, held_out, fit.seed) for name, x in rows.items()}
     kept, seen = {k: v[0] for k, v in parts.items()}, {k: v[1] for k, v in parts.items()}
     torch.manual_seed(fit.seed)
-    model: NetworkDenoiser | NetworkRatio
+    model: Model
     goal: Objective
     if objective == "denoiser":
         model = load_denoiser(start) if start else NetworkDenoiser(process, new_network(process, network))
         goal = DenoiserObjective(model, kept["data"], seen["data"])
     else:
         smoothing = 0.0 if (objective, estimator) == ("ratio", "paper") else label_smoothing
-        model = load_ratio(start) if start else NetworkRatio.build(process, pooling, smoothing, **vars(network))
+        model = (
+            load_sequence_ratio(start) if start else NetworkRatio.build(process, pooling, smoothing, **vars(network))
+        )
         goal = ratio_objective(objective, estimator, process, kept, seen, settings)
     train_into(out, objective, settings, model, goal, fit)
 
@@ -134,7 +136,7 @@ def ratio_objective(
     if None in folders:
         raise ValueError("the paper's estimator needs --classifier and --noisy_classifier (gtl train classifier)")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    frozen = [load_ratio(folder).to(device) for folder in folders]
+    frozen = [load_sequence_ratio(folder).to(device) for folder in folders]
     for folder, each in zip(folders, frozen, strict=True):
         if each.process.config() != process.config():
             raise ValueError(f"{folder}: knows other ids or another schedule than the ratio to be trained")
@@ -145,7 +147,7 @@ def train_into(
     out: str | None,
     objective: str,
     settings: dict[str, Any],
-    model: NetworkDenoiser | NetworkRatio,
+    model: Model,
     goal: Objective,
     fit_settings: FitSettings,
 ) -> None:

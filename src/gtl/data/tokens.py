@@ -7,7 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["check_tokens", "read_tokens", "split", "write_tokens"]
+__all__ = ["check_tokens", "folds", "read_tokens", "split", "write_tokens"]
+
+FEW = 50
+"""Held-out rows below which one split is too noisy to choose by."""
 
 
 def read_tokens(path: str | Path) -> Tensor:
@@ -67,6 +70,17 @@ def split(x: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     count = min(max(1, round(fraction * len(x))), len(x) // 2)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     return x[order[count:]], x[order[:count]]
+
+
+def folds(x: Tensor, count: int, fraction: float, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Training and held-out rows of x (N, L): one seeded split where `fraction` of the rows is not few, else `count`
+    parts of which each is held out once (as many as there are rows, if those are fewer)."""
+    if fraction * len(x) >= FEW:
+        return [split(x, fraction, seed)]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    count = min(count, len(x))
+    parts = [order[which::count] for which in range(count)]
+    return [(x[torch.cat(parts[:i] + parts[i + 1 :])], x[part]) for i, part in enumerate(parts)]
 
 
 def write_tokens(path: Path, x: Tensor) -> None:

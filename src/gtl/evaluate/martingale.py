@@ -7,10 +7,10 @@ held-out likelihood gain beside it.
 import torch
 from torch import Tensor
 
+from gtl.categorical import random_true
 from gtl.denoiser import Denoiser
 from gtl.guidance import top_candidates
 from gtl.ratio.base import SequenceRatio
-from gtl.sample.one_position import random_order
 
 __all__ = ["martingale_violation"]
 
@@ -30,7 +30,7 @@ def martingale_violation(
     z = process.corrupt(x, t, generator)
     kept = (z == process.mask_id).any(-1)
     z, t = z[kept], t[kept]
-    position = random_order(z == process.mask_id, generator).unsqueeze(1)
+    position = random_true(z == process.mask_id, generator).unsqueeze(1)
     log_p = denoiser(z, t, position).log_probs
     candidates = top_candidates(log_p, process.vocabulary, process.mask_id)
     mask = torch.full_like(candidates[..., :1], process.mask_id)

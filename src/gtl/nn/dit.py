@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["DiT", "PooledDiT", "Pooling"]
+__all__ = ["DiT", "PooledDiT", "Pooling", "gather_positions"]
 
 Pooling = Literal["sum", "mean"]
 
@@ -38,14 +38,25 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     return x * rotation[0] + swapped * rotation[1]
 
 
-def in_chunks(network: Callable[[Tensor, Tensor | None], Tensor], z: Tensor, t: Tensor | None) -> Tensor:
-    """network(z, t), on a CPU without gradients a few rows at a time: activations that stay in the cache run twice
-    as fast as a large batch does."""
+def in_chunks(network: Callable[..., Any], z: Tensor, *more: Tensor | None) -> Any:
+    """network(z, *more), a tensor or a tuple of them; on a CPU without gradients a few rows at a time: activations that
+    stay in the cache run twice as fast as a large batch does."""
     rows = max(1, CPU_TOKENS // z.shape[1])
     if z.device.type != "cpu" or torch.is_grad_enabled() or len(z) <= rows:
-        return network(z, t)
-    times = [None] * -(-len(z) // rows) if t is None else t.split(rows)
-    return torch.cat([network(part, time) for part, time in zip(z.split(rows), times, strict=True)])
+        return network(z, *more)
+    count = -(-len(z) // rows)
+    inputs = [[None] * count if x is None else x.split(rows) for x in (z, *more)]
+    parts = [network(*part) for part in zip(*inputs, strict=True)]
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts)
+    return tuple(torch.cat(outputs) for outputs in zip(*parts, strict=True))
+
+
+def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
+    """values (B, L, ...) at positions (B, P): (B, P, ...). A position of -1 is padding and reads position 0."""
+    index = positions.clamp(min=0)
+    index = index.view(*index.shape, *(1,) * (values.dim() - 2)).expand(*index.shape, *values.shape[2:])
+    return values.gather(1, index)
 
 
 class TimeEmbedding(nn.Module):
@@ -151,21 +162,30 @@ class DiT(nn.Module):
                 nn.init.normal_(weight, std=weight.shape[1] ** -0.5 / math.sqrt(2 * depth))
         nn.init.zeros_(self.head.weight)
 
-    def trunk(self, z: Tensor, t: Tensor | None = None) -> Tensor:
-        """The normalised last hidden states (B, L, width) that the head reads."""
-        return in_chunks(self._trunk, z, t)
+    def layers(self, z: Tensor, t: Tensor | None = None, extra: Tensor | None = None) -> tuple[Tensor, ...]:
+        """All hidden states, each (B, L, width): the embedding, what every block gives, and the last one normalised.
 
-    def _trunk(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        `extra` (B, L, width) is added to the embedding.
+        """
+        return in_chunks(self._layers, z, t, extra)
+
+    def trunk(self, z: Tensor, t: Tensor | None = None, extra: Tensor | None = None) -> Tensor:
+        """The normalised last hidden states (B, L, width) that the head reads."""
+        return in_chunks(lambda *inputs: self._layers(*inputs)[-1], z, t, extra)
+
+    def _layers(self, z: Tensor, t: Tensor | None, extra: Tensor | None) -> tuple[Tensor, ...]:
         condition = None
         if self.time is not None:
             if t is None:
                 raise ValueError("this network is conditioned on time: pass t")
             condition = self.time(t)
         h = self.embedding(z)
+        h = h if extra is None else h + extra
         rotation = rotary(z.shape[1], self.width // self.heads, z.device).to(h.dtype)
+        states = [h]
         for block in self.blocks:
-            h = block(h, rotation, condition)
-        return modulated_norm(h, *self.norm(condition))
+            states.append(block(states[-1], rotation, condition))
+        return (*states, modulated_norm(states[-1], *self.norm(condition)))
 
     def forward(self, z: Tensor, t: Tensor | None = None) -> Tensor:
         return self.head(self.trunk(z, t))

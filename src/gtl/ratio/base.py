@@ -31,6 +31,8 @@ class Ratio(nn.Module, ABC):
     masked noise the two are the same."""
     timeless: bool = True
     """Whether the value depends on z alone."""
+    gamma: float = 1.0
+    """The guidance strength that was chosen for this ratio on held-out target data; 1 where nothing was chosen."""
 
     @abstractmethod
     def log_ratio(
@@ -48,11 +50,18 @@ class Ratio(nn.Module, ABC):
             positions: (B, P); where P > 1 a position of -1 is padding, whose output means nothing.
             candidates: (B, P, N), token ids; the current token and the mask are allowed.
             t: (B,), the noise level that `space` asks for.
-            context: the denoiser's prediction for z, so that nothing runs its trunk twice.
+            context: the denoiser's prediction for z at these positions, so that nothing runs its trunk twice.
 
         Returns:
             (B, P, N), log r of each intervention up to a constant for each (b, p).
         """
+
+    def table(self, z: Tensor, positions: Tensor, t: Tensor | None = None, context: Prediction | None = None) -> Tensor:
+        """log_ratio of every token id in order, (B, P, K); what it says of the mask means nothing."""
+        ids = torch.arange(self.process.num_ids, device=z.device)
+        tokens = ids if self.process.mask_id is None else ids[ids != self.process.mask_id]
+        values = self.log_ratio(z, positions, tokens.expand(*positions.shape, -1), t, context)
+        return values.new_zeros(*positions.shape, len(ids)).index_copy_(-1, tokens, values)
 
     def __add__(self, other: "Ratio") -> "Combination":
         return Combination([(1.0, self), (1.0, other)])
@@ -148,6 +157,12 @@ class Combination(SequenceRatio):
         total = torch.zeros(candidates.shape, device=z.device)
         for weight, ratio in self.weighted_terms():
             total = total + weight * ratio.log_ratio(z, positions, candidates, t, context)
+        return total
+
+    def table(self, z: Tensor, positions: Tensor, t: Tensor | None = None, context: Prediction | None = None) -> Tensor:
+        total = torch.zeros(*positions.shape, self.process.num_ids, device=z.device)
+        for weight, ratio in self.weighted_terms():
+            total = total + weight * ratio.table(z, positions, t, context)
         return total
 
     def log_value(self, z: Tensor, t: Tensor | None = None) -> Tensor:

@@ -1,20 +1,24 @@
-"""Choosing gamma by the held-out conditional likelihood of target data.
+"""Choosing gamma, or the weights of a sum of ratios, by the held-out conditional likelihood of target data.
 
-    gamma* = argmin_gamma NELBO( x_held_out ; q_gamma ),      q_gamma(x_l = v | z) ~ p(x_l = v | z) r(z, l <- v)^gamma
+    gamma* = argmin_gamma NELBO( x_held_out ; q_gamma ),  q_gamma(x_l = v | z) ~ p(x_l = v | z) r(z, l <- v)^gamma
+    w*     = argmin_w NELBO( x_held_out ; q_w ),          q_w(x_l = v | z) ~ p(x_l = v | z) prod_i r_i(z, l <- v)^w_i
 
-The networks run once; every gamma of the grid reuses their outputs, under the same corruptions.
+The networks run once; every gamma of the grid reuses their outputs, under the same corruptions. The second is convex in
+w, for it is the likelihood of a log-linear model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from gtl.denoiser import Denoiser
 from gtl.guidance import check_gamma, check_n_ratio, guide, top_candidates
-from gtl.ratio.base import Ratio
+from gtl.ratio.base import Combination, Ratio
 
-__all__ = ["GAMMAS", "choose_gamma", "nll_by_gamma"]
+__all__ = ["GAMMAS", "choose_gamma", "choose_weights", "nll_by_gamma"]
 
 GAMMAS = (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 
@@ -29,30 +33,83 @@ def nll_by_gamma(
     n_ratio: int | None = None,
     generator: torch.Generator | None = None,
     batch: int = 64,
+    one_place: bool = False,
 ) -> Tensor:
-    """The NELBO per token of x (N, L) under each gamma, in nats, over at least `rows` corrupted sequences: (G,)."""
+    """The NELBO per token of x (N, L) under each gamma, in nats, over at least `rows` corrupted sequences: (G,).
+
+    `one_place` looks at one random position of each of them instead of all, for ratios that are dear to evaluate.
+    """
     process = denoiser.process
     count = check_n_ratio(n_ratio, process.vocabulary)
     for gamma in gammas:
         check_gamma(gamma)
+    total = torch.zeros(len(gammas), dtype=torch.float64)
+    seen = 0
+    for part, z, time in corruptions(denoiser, x, rows, batch, generator):
+        place = process.some_place(z, generator) if one_place else None
+        if place is None:
+            positions = torch.arange(x.shape[1], device=x.device).expand_as(z)
+            source = denoiser(z, time)
+            if process.mask_id is not None:
+                positions = positions.masked_fill(z != process.mask_id, -1)
+        else:
+            positions = place.unsqueeze(1)
+            source = denoiser(z, time, positions)
+        if count == process.vocabulary:
+            candidates, log_r = None, ratio.table(z, positions, time, source)
+        else:
+            candidates = top_candidates(source.log_probs, count, process.mask_id)
+            log_r = ratio.log_ratio(z, positions, candidates, time, source)
+        for index, gamma in enumerate(gammas):
+            log_q = guide(source.log_probs, log_r, gamma, candidates, keep_tail=True)
+            total[index] += float(process.nelbo(part, z, time, log_q, denoiser.timeless, place).sum())
+        seen += part.numel()
+    return total / seen
+
+
+def corruptions(
+    denoiser: Denoiser, x: Tensor, rows: int, batch: int, generator: torch.Generator | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Clean rows, noisy rows and times, in batches: at least `rows`, x (N, L) repeated as often as it takes."""
+    process = denoiser.process
     x = x.repeat(-(-rows // len(x)), 1)
     t = process.times(len(x), x.device, generator)
-    total = torch.zeros(len(gammas), dtype=torch.float64)
     for part, time in zip(x.split(batch), t.split(batch), strict=True):
-        z = process.corrupt(part, time, generator)
-        source = denoiser(z, time)
-        candidates = top_candidates(source.log_probs, count, process.mask_id)
-        positions = torch.arange(x.shape[1], device=x.device).expand_as(z)
-        if process.mask_id is not None:
-            positions = positions.masked_fill(z != process.mask_id, -1)
-        log_r = ratio.log_ratio(z, positions, candidates, time, source)
-        for index, gamma in enumerate(gammas):
-            log_q = denoiser.carry_over(z, guide(source.log_probs, log_r, gamma, candidates, keep_tail=True))
-            total[index] += float(process.nelbo(part, z, time, log_q, denoiser.timeless).sum())
-    return total / x.numel()
+        yield part, process.corrupt(part, time, generator), time
 
 
 def choose_gamma(denoiser: Denoiser, ratio: Ratio, x: Tensor, gammas: Sequence[float] = GAMMAS, seed: int = 0) -> float:
     """The gamma under which held-out target data x (N, L) is most likely."""
     generator = torch.Generator(x.device).manual_seed(seed)
     return float(gammas[int(nll_by_gamma(denoiser, ratio, x, gammas, generator=generator).argmin())])
+
+
+@torch.no_grad()
+def choose_weights(
+    denoiser: Denoiser, ratios: Sequence[Ratio], x: Tensor, rows: int = 4096, seed: int = 0, batch: int = 64
+) -> Combination:
+    """The sum of ratios, with weights of at least 0, under which held-out target data x (N, L) is most likely."""
+    if not ratios:
+        raise ValueError("choose_weights: give at least one ratio")
+    process, generator = denoiser.process, torch.Generator(x.device).manual_seed(seed)
+    parts: list[tuple[Tensor, ...]] = []
+    for part, z, time in corruptions(denoiser, x, rows, batch, generator):
+        place = process.some_place(z, generator).unsqueeze(1)
+        counts = z.gather(1, place).squeeze(1) == process.mask_id if process.mask_id is not None else z[:, 0] >= 0
+        source = denoiser(z, time, place)
+        log_r = torch.stack([ratio.table(z, place, time, source).squeeze(1) for ratio in ratios], -1)
+        values = source.log_probs.squeeze(1), log_r, part.gather(1, place).squeeze(1)
+        parts.append(tuple(value[counts] for value in values))
+    log_p, log_r, token = (torch.cat(each) for each in zip(*parts, strict=True))  # (M, K), (M, K, R), (M,)
+    log_p, log_r = log_p.double(), log_r.double().masked_fill((log_p == -torch.inf).unsqueeze(-1), 0.0)
+    every = torch.arange(len(token), device=token.device)
+
+    def value(w: np.ndarray) -> tuple[float, np.ndarray]:
+        """The mean negative log-likelihood and its gradient, E_q[r_i] - r_i(truth)."""
+        log_q = (log_p + log_r @ torch.from_numpy(w).to(log_r)).log_softmax(-1)
+        slope = torch.einsum("mk,mkr->r", log_q.exp(), log_r) - log_r[every, token].sum(0)
+        return float(-log_q[every, token].mean()), (slope / len(token)).cpu().numpy()
+
+    start = np.full(len(ratios), 1 / len(ratios))
+    found = minimize(value, start, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * len(ratios))
+    return Combination([(float(w), ratio) for w, ratio in zip(found.x, ratios, strict=True)])

@@ -34,6 +34,8 @@ def unsmooth(s: Tensor, smoothing: float) -> Tensor:
 class NetworkRatio(SequenceRatio):
     """log r_phi(z) by a pooled DiT."""
 
+    kind = "sequence"
+
     def __init__(self, process: Process, network: PooledDiT, smoothing: float = 0.0) -> None:
         """Wraps a network; `smoothing` is the label smoothing that it was trained with."""
         super().__init__()
@@ -61,3 +63,13 @@ class NetworkRatio(SequenceRatio):
     def source_probability(self, z: Tensor, t: Tensor | None = None) -> Tensor:
         """The classifier's d(z), near 0 for target-like and near 1 for source-like sequences: (B,)."""
         return torch.sigmoid(-self.log_value(z, t))
+
+    def config(self) -> dict[str, Any]:
+        """What `from_config` needs."""
+        network = self.network
+        return {"network": network.dit.config(), "pooling": network.pooling, "smoothing": self.smoothing}
+
+    @classmethod
+    def from_config(cls, process: Process, config: dict[str, Any]) -> "NetworkRatio":
+        """An untrained ratio of the same shape."""
+        return cls(process, PooledDiT(DiT(**config["network"]), config["pooling"]), config["smoothing"])

@@ -11,7 +11,6 @@ Besides METHODS the table has these rows, which train nothing:
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from torch import Tensor
 from gtl.data.markov import read_matrix, sample_chain
 from gtl.data.tokens import check_tokens, split
 from gtl.denoiser import Denoiser, NetworkDenoiser, nll
+from gtl.estimate import METHODS, Adapted, NetworkSize, Problem, Training
 from gtl.evaluate.transition import estimate_transitions, transition_kl, transition_nll
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
 from gtl.guidance import Guided, check_n_ratio
@@ -31,7 +31,6 @@ from gtl.progress import Bar
 from gtl.ratio import Ratio
 from gtl.ratio.gamma import GAMMAS
 from gtl.report.markov import heat_maps, page
-from gtl.reproduce.methods import METHODS, Adapted, NetworkSize, Problem, Training
 from gtl.run import Run
 from gtl.sample import Ancestral, OnePosition, Sampler
 from gtl.sample.base import Callback
@@ -61,15 +60,16 @@ class Protocol:
     length: int = 20
     m: int = 10_000
     n: list[int] = field(default_factory=lambda: [1000, 100, 20])
-    methods: list[str] = field(default_factory=lambda: ["source", "vanilla", "finetuned", "gtl-direct", "counting"])
+    methods: list[str] = field(default_factory=lambda: ["source", "vanilla", "finetuned", "gtl-local", "counting"])
     samples: int = 4096
     validation_samples: int = 128
-    """Generated sequences behind the choice of gamma."""
+    """Generated sequences behind the choice of gamma, where samples decide it."""
     sampler: Literal["one-position", "ancestral"] = "one-position"
     sampling_steps: int = 20
     n_ratio: int | None = None
     held_out: float = 0.1
-    """Fraction of either domain's sequences that is held out; of the target at least 4 sequences or half."""
+    """Fraction of either domain's sequences that is held out. Where that is under 50 target sequences, they are held
+    out in turns (`training.folds`); with `folds: 0` at least 4 sequences or half."""
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
@@ -91,8 +91,10 @@ class Protocol:
 
 
 PRESETS: dict[str, Protocol] = {
-    "small": Protocol(
-        training=Training(ratio=NetworkSize(64, 1, 4, 0.2), source_steps=400, budget=300, batch_size=96),
+    "small": Protocol(),
+    "demo": Protocol(
+        methods=["counting", "vanilla", "finetuned", "gtl-local"],
+        training=Training(source_steps=400, budget=900, folds=3, batch_size=48),
     ),
     "paper": Protocol(
         experiment="markov-paper",
@@ -105,6 +107,7 @@ PRESETS: dict[str, Protocol] = {
         training=Training(
             denoiser=NetworkSize(320, 4, 5, 0.1),
             ratio=NetworkSize(320, 2, 5, 0.1),
+            folds=0,
             source_steps=1200,  # 30 epochs of 10,000 rows in batches of 256
             classifier_steps=4000,
             budget=2 * 4000 + 2 * 2400,  # 60 epochs for a ratio network, over the source data that its loss runs on
@@ -116,7 +119,9 @@ PRESETS: dict[str, Protocol] = {
             weight_decay=0.0,
             stop_ratios=True,
             evaluate_every=50,
+            evaluation_rows=1024,
             patience=10,
+            gamma_rule="samples",
             pooling="auto",
         ),
     ),
@@ -178,10 +183,8 @@ class Experiment:
             x = self.target_all[:n]
             if "counting" in p.methods and not self.run.has("counting", n, self.seed, "kl"):
                 self.record("counting", n, x, pseudo=1.0)
-            fraction = max(p.held_out, 4 / n)
-            target_data = split(x, fraction, self.seed)
             problem = Problem(
-                p.training, denoiser, self.source_data, target_data, self.seed, self.scorer(target_data[1]),
+                p.training, denoiser, self.source_data, x, self.seed, p.held_out, self.compare_samples,
                 self.bar, self.run.log, f"{self.several}n = {n}: ",
             )  # fmt: skip
             for method in p.methods:
@@ -192,11 +195,10 @@ class Experiment:
                 else:
                     self.measure(method, n, problem.adapted(method))
 
-    def scorer(self, held_out: Tensor) -> Callable[[Adapted], float]:
+    def compare_samples(self, adapted: Adapted, held_out: Tensor) -> float:
         """How far a model's samples are from held-out target sequences, by their transitions."""
-        return lambda adapted: transition_nll(
-            held_out, self.draw(adapted, adapted.gamma, self.protocol.validation_samples), self.size
-        )
+        samples = self.draw(adapted, adapted.gamma, self.protocol.validation_samples)
+        return transition_nll(held_out, samples, self.size)
 
     def source_model(self) -> NetworkDenoiser:
         """The source denoiser, trained once for each seed and kept in the run's folder."""
@@ -208,7 +210,14 @@ class Experiment:
         torch.manual_seed(self.seed)
         model = NetworkDenoiser(p, DiT(p.num_ids, p.num_ids, **size))
         problem = Problem(
-            t, model, self.source_data, self.source_data, self.seed, lambda _: 0.0, self.bar, self.run.log, self.several
+            t,
+            model,
+            self.source_data,
+            self.source_data[0],
+            self.seed,
+            bar=self.bar,
+            log=self.run.log,
+            label=self.several,
         )
         problem.fit("the source model", model, DenoiserObjective(model, *self.source_data), t.source_steps, patience=0)
         save_model(folder, model)
@@ -327,10 +336,11 @@ def finish(run: Run, p: Protocol, matrices: list[Tensor], seeds: list[int]) -> N
         "chains": f"source {p.source_matrix}, target {p.target_matrix}, {len(matrices[0])} states, length {p.length}",
         "budget": f"{p.training.source_steps} gradient steps for the source model; at most {p.training.budget} more "
         "for every method, over all its networks",
-        "weights kept": "those with the best held-out loss"
-        + ("" if p.training.stop_ratios else "; of ratio networks the last ones, averaged"),
+        "choice": "one split, the weights with the best held-out loss"
+        if not p.training.folds
+        else f"step and gamma by held-out likelihood, over {p.training.folds} folds where sequences are few; "
+        "then trained again on all of them",
         "samples": f"{p.samples} sequences for each estimate, {p.sampler} sampler",
-        "gamma": f"chosen on held-out target sequences ({p.training.gamma_rule} rule)",
     }
     page(run.folder / "report.html", "Guided transfer between Markov chains", run.rows, figure, facts)
     run.finish()

@@ -37,7 +37,7 @@ class Ancestral(Sampler):
         denoiser: Denoiser,
         ratio: Ratio | None = None,
         *,
-        gamma: Gamma = 1.0,
+        gamma: Gamma | None = None,
         n_ratio: int | None = None,
         steps: int = 20,
         stabilised: bool = True,
@@ -48,7 +48,7 @@ class Ancestral(Sampler):
         Args:
             denoiser: the frozen source model.
             ratio: the target-to-source ratio; None samples from the source.
-            gamma: guidance strength, or a schedule gamma(t).
+            gamma: guidance strength, or a schedule gamma(t); by default the one that was chosen for the ratio.
             n_ratio: candidates weighed at each position; all by default.
             steps: T.
             stabilised: keep the source's chance of staying masked (see the module).

@@ -44,7 +44,7 @@ class Sampler(ABC):
         denoiser: Denoiser,
         ratio: Ratio | None = None,
         *,
-        gamma: Gamma = 1.0,
+        gamma: Gamma | None = None,
         n_ratio: int | None = None,
     ) -> None:
         """Sets the models.
@@ -52,9 +52,11 @@ class Sampler(ABC):
         Args:
             denoiser: the frozen source model.
             ratio: the target-to-source ratio; None samples from the source.
-            gamma: guidance strength, or a schedule gamma(t); 0 is the source.
+            gamma: guidance strength, or a schedule gamma(t); 0 is the source. By default the one that was chosen for
+                the ratio.
             n_ratio: candidates weighed at each position, the likeliest first; all by default.
         """
+        gamma = gamma if gamma is not None else 1.0 if ratio is None else ratio.gamma
         check_gamma(gamma)
         self.process: Process = denoiser.process
         check_n_ratio(n_ratio, self.process.vocabulary)

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gtl.categorical import categorical, uniform
+from gtl.categorical import categorical, random_true
 from gtl.denoiser import Denoiser
 from gtl.guidance import Gamma
 from gtl.ratio.base import Ratio
@@ -23,10 +23,8 @@ Order = Callable[[Tensor, torch.Generator | None], Tensor]
 """From masked (B, L) to the position to reveal in every row (B,)."""
 
 
-def random_order(masked: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """A uniformly random masked position of every row."""
-    keys = uniform(tuple(masked.shape), masked.device, generator)
-    return keys.masked_fill(~masked, -1.0).argmax(-1)
+random_order: Order = random_true
+"""A uniformly random masked position of every row."""
 
 
 def left_to_right(masked: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -42,7 +40,7 @@ class OnePosition(Sampler):
         denoiser: Denoiser,
         ratio: Ratio | None = None,
         *,
-        gamma: Gamma = 1.0,
+        gamma: Gamma | None = None,
         n_ratio: int | None = None,
         order: Order = random_order,
     ) -> None:

@@ -13,11 +13,24 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from gtl.denoiser import NetworkDenoiser
-from gtl.nn.dit import DiT, PooledDiT
+from gtl.guidance import check_gamma
+from gtl.nn.dit import DiT
 from gtl.process import make_process
-from gtl.ratio.sequence import NetworkRatio
+from gtl.ratio import RATIOS, LocalRatio, NetworkRatio
 
-__all__ = ["atomic", "load_denoiser", "load_model", "load_ratio", "load_strictly", "save_model", "write_json"]
+__all__ = [
+    "Model",
+    "atomic",
+    "load_denoiser",
+    "load_model",
+    "load_ratio",
+    "load_sequence_ratio",
+    "load_strictly",
+    "save_model",
+    "write_json",
+]
+
+Model = NetworkDenoiser | NetworkRatio | LocalRatio
 
 
 @contextmanager
@@ -60,20 +73,19 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], name: str) -> N
     module.load_state_dict(tensors)
 
 
-def save_model(folder: Path, model: NetworkDenoiser | NetworkRatio) -> None:
+def save_model(folder: Path, model: Model) -> None:
     """Writes a checkpoint into a folder."""
     config: dict[str, Any] = {"process": model.process.config()}
     if isinstance(model, NetworkDenoiser):
         config |= {"kind": "denoiser", "network": model.network.config(), "banned": list(model.banned)}
     else:
-        config |= {"kind": "ratio", "network": model.network.dit.config(), "pooling": model.network.pooling}
-        config["smoothing"] = model.smoothing
+        config |= {"kind": model.kind, "gamma": model.gamma, **model.config()}
     write_json(folder / "config.json", config)
     with atomic(folder / "weights.safetensors") as handle:
         handle.write(save({key: value.contiguous().cpu() for key, value in model.state_dict().items()}))
 
 
-def load_model(folder: str | Path) -> NetworkDenoiser | NetworkRatio:
+def load_model(folder: str | Path) -> Model:
     """Reads a checkpoint; anything amiss is a ValueError or FileNotFoundError that names it."""
     folder = Path(folder)
     for file in ("config.json", "weights.safetensors"):
@@ -81,12 +93,14 @@ def load_model(folder: str | Path) -> NetworkDenoiser | NetworkRatio:
             raise FileNotFoundError(f"{folder}: not a checkpoint, {file} is missing")
     try:
         config = json.loads((folder / "config.json").read_text())
-        process, network = make_process(config["process"]), DiT(**config["network"])
-        model: NetworkDenoiser | NetworkRatio
+        process = make_process(config["process"])
+        model: Model
         if config["kind"] == "denoiser":
-            model = NetworkDenoiser(process, network, tuple(config["banned"]))
-        elif config["kind"] == "ratio":
-            model = NetworkRatio(process, PooledDiT(network, config["pooling"]), config["smoothing"])
+            model = NetworkDenoiser(process, DiT(**config["network"]), tuple(config["banned"]))
+        elif config["kind"] in RATIOS:
+            model = RATIOS[config["kind"]].from_config(process, config)
+            model.gamma = float(config["gamma"])
+            check_gamma(model.gamma)
         else:
             raise ValueError(f"unknown kind {config['kind']!r}")
     except (KeyError, TypeError, ValueError) as error:
@@ -107,9 +121,17 @@ def load_denoiser(folder: str | Path) -> NetworkDenoiser:
     return model
 
 
-def load_ratio(folder: str | Path) -> NetworkRatio:
+def load_ratio(folder: str | Path) -> NetworkRatio | LocalRatio:
     """Reads a checkpoint that must be a ratio."""
     model = load_model(folder)
-    if not isinstance(model, NetworkRatio):
+    if isinstance(model, NetworkDenoiser):
         raise ValueError(f"{folder}: holds a denoiser, not a ratio")
     return model
+
+
+def load_sequence_ratio(folder: str | Path) -> NetworkRatio:
+    """Reads a checkpoint that must be a sequence ratio or classifier."""
+    ratio = load_ratio(folder)
+    if not isinstance(ratio, NetworkRatio):
+        raise ValueError(f"{folder}: holds a {ratio.kind} ratio; a sequence ratio or classifier is needed here")
+    return ratio

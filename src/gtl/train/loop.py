@@ -28,16 +28,15 @@ from gtl.train.objective import Objective
 
 __all__ = ["Fit", "FitSettings", "fit"]
 
-EVALUATION_ROWS = 1024
-"""Rows, at least, in one estimate of the held-out loss: small sets are corrupted several times over."""
-
 
 @dataclass
 class FitSettings:
     """How a network is trained."""
 
     steps: int = 1000
-    """Gradient steps at most."""
+    """Gradient steps at most, over which the learning rate falls to zero."""
+    stop: int | None = None
+    """A step to stop at before that, the learning rate as it is there; for training again up to a chosen step."""
     batch_size: int = 128
     """Rows of every dataset in a step, over all processes."""
     learning_rate: float = 1e-3
@@ -54,6 +53,8 @@ class FitSettings:
     """Of the matrix products; weights and losses stay in fp32."""
     evaluate_every: int = 25
     """Steps between two looks at the held-out loss."""
+    evaluation_rows: int = 1024
+    """Rows, at least, in one look: small sets are corrupted several times over."""
     patience: int = 0
     """Looks without a better held-out loss before stopping; 0 never stops early. The best weights are kept either
     way."""
@@ -64,9 +65,11 @@ class FitSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "evaluate_every", "save_every"):
+        for name in ("steps", "batch_size", "evaluate_every", "evaluation_rows", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.stop is not None and not 1 <= self.stop <= self.steps:
+            raise ValueError(f"stop={self.stop} must be between 1 and steps={self.steps}")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ValueError(f"learning_rate={self.learning_rate} must be positive")
         for name in ("weight_decay", "clip", "patience", "seed", "warmup"):
@@ -96,6 +99,8 @@ class Fit:
     seconds: float
     weights: int
     """Trainable numbers."""
+    curve: dict[int, list[float]]
+    """The objective's score at every step that was looked at, one number for each setting (gamma) to choose among."""
 
 
 def mix(*parts: int) -> int:
@@ -122,6 +127,7 @@ class State:
         self.average = [p.detach().clone() for p in self.weights]
         self.best = [p.detach().clone() for p in self.weights]
         self.step, self.best_step, self.stale, self.best_loss, self.seconds = 0, 0, 0, math.inf, 0.0
+        self.curve: dict[int, list[float]] = {}
 
     def follow(self, decay: float) -> None:
         """Moves the average toward the weights after a step."""
@@ -145,6 +151,7 @@ class State:
             for key, value in self.optimizer.state[self.weights[index]].items():
                 tensors[f"optimizer.{key}.{name}"] = value
         numbers = {key: getattr(self, key) for key in ("step", "best_step", "stale", "seconds")}
+        numbers["curve"] = list(self.curve.items())
         numbers["best_loss"] = None if math.isinf(self.best_loss) else self.best_loss
         metadata = {"numbers": json.dumps(numbers), "settings": json.dumps(asdict(settings))}
         with atomic(path) as handle:
@@ -176,6 +183,7 @@ class State:
                     for key, v in tensors.items()
                     if key.startswith(prefix) and key.endswith(suffix) and key.count(".") == name.count(".") + 2
                 }
+        numbers["curve"] = dict(numbers["curve"])
         numbers["best_loss"] = math.inf if numbers["best_loss"] is None else numbers["best_loss"]
         for key, value in numbers.items():
             setattr(self, key, value)
@@ -227,9 +235,10 @@ def fit(
             state.seconds = time.perf_counter() - started
             state.save(path, settings)
 
+    last = settings.stop or settings.steps
     whole = True  # whether the state is that of a finished step, its evaluation included
     try:
-        while state.step < settings.steps:
+        while state.step < last:
             step = state.step
             batch = {}
             for number, (name, x) in enumerate(train.items()):
@@ -249,13 +258,14 @@ def fit(
             optimizer.zero_grad()
             state.step += 1
             state.follow(settings.ema)
-            due = state.step % settings.evaluate_every == 0 or state.step == settings.steps
+            due = state.step % settings.evaluate_every == 0 or state.step == last
             if due and not bool(loss.isfinite()):
                 raise ValueError(
                     f"the loss became {float(loss.detach())} at step {state.step}: lower the learning rate"
                 )
             if held_out is not None and due:
-                value = evaluate(model, objective, held_out, state, settings)
+                state.curve[state.step] = evaluate(model, objective, held_out, state, settings)
+                value = min(state.curve[state.step])
                 if not math.isfinite(value):
                     raise ValueError(f"the held-out loss became {value} at step {state.step}: lower the learning rate")
                 state.stale = 0 if value < state.best_loss else state.stale + 1
@@ -290,21 +300,22 @@ def fit(
         held_out=None if held_out is None else state.best_loss,
         seconds=time.perf_counter() - started,
         weights=sum(p.numel() for p in weights),
+        curve=state.curve,
     )
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module, objective: Objective, held_out: dict[str, Tensor], state: State, settings: FitSettings
-) -> float:
-    """The held-out loss of the averaged weights, under the same corruptions every time."""
+) -> list[float]:
+    """The objective's score of the averaged weights, under the same corruptions every time."""
     kept = state.swap(state.average)
     model.eval()
     device = next(iter(held_out.values())).device
     generator = torch.Generator(device).manual_seed(mix(settings.seed, 2**31))
-    rows = max(EVALUATION_ROWS, *(len(x) for x in held_out.values()))
+    rows = max(settings.evaluation_rows, *(len(x) for x in held_out.values()))
     batch = {name: x.repeat(-(-rows // len(x)), 1)[:rows] for name, x in held_out.items()}
-    value = float(objective.loss(model, batch, generator))
+    values = objective.score(model, batch, generator).tolist()
     state.swap(kept)
     model.train()
-    return value
+    return values

@@ -20,3 +20,8 @@ class Objective(ABC):
     @abstractmethod
     def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         """The mean loss of a batch, a scalar; `forward` is the model, perhaps wrapped for several processes."""
+
+    def score(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
+        """What early stopping looks at, lower is better: one number for each setting that may be chosen when training
+        is over (gamma), (G,). By default there is nothing to choose, and it is the loss."""
+        return self.loss(forward, batch, generator).view(1)

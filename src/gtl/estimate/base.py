@@ -1,0 +1,334 @@
+"""From a source model and n target sequences to a target model: one way a file, one budget, one rule of choice.
+
+A *recipe* trains on the rows that it is given and records, as it goes, how likely held-out rows are under the model
+that it would give at each step and each gamma. `Problem.run` takes it over K folds (one split where data is plenty),
+chooses step and gamma where the mean over folds is best, and runs it once more on all rows up to that step. Every
+network that is trained on the way counts against the budget, and every method, baselines included, goes this way.
+
+With `folds: 0` nothing is trained twice: one split, the best weights kept, gamma chosen for them (as the paper does).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gtl.data.tokens import folds, split
+from gtl.denoiser import Denoiser, NetworkDenoiser
+from gtl.guidance import Guided
+from gtl.nn.dit import DiT, Pooling
+from gtl.progress import Bar
+from gtl.ratio import NetworkRatio, Ratio
+from gtl.ratio.gamma import GAMMAS, nll_by_gamma
+from gtl.train.likelihood import Judged
+from gtl.train.loop import Fit, FitSettings, fit
+from gtl.train.objective import Objective
+
+__all__ = ["Adapted", "NetworkSize", "Part", "Problem", "Recipe", "Trained", "Training", "choose"]
+
+
+@dataclass
+class NetworkSize:
+    """A DiT's size."""
+
+    width: int = 64
+    depth: int = 2
+    heads: int = 4
+    dropout: float = 0.0
+
+
+@dataclass
+class Training:
+    """How the networks of an experiment are trained."""
+
+    denoiser: NetworkSize = field(default_factory=lambda: NetworkSize(64, 2, 4, 0.1))
+    """The source model, and vanilla and fine-tuned ones."""
+    ratio: NetworkSize = field(default_factory=lambda: NetworkSize(64, 1, 4, 0.2))
+    """Ratio networks and classifiers."""
+    source_steps: int = 500
+    """Gradient steps of the source model."""
+    budget: int = 3600
+    """Gradient steps of every method after that, over all its networks, those of the folds among them."""
+    classifier_steps: int | None = None
+    """Of each of the paper's two classifiers; a third of a recipe's share by default. The ratio network has the
+    rest."""
+    folds: int = 5
+    """Parts of which each is held out once where target sequences are few; 0 keeps one split and trains nothing
+    twice."""
+    batch_size: int = 96
+    learning_rate: float = 2e-3
+    warmup: int = 20
+    """Steps that the learning rate rises."""
+    finetuned_warmup: int = 20
+    """The same for fine-tuning, which starts from weights worth keeping."""
+    weight_decay: float = 0.01
+    ema: float = 0.99
+    patience: int = 12
+    """Evaluations without progress before a network stops; 0 uses the whole budget."""
+    stop_ratios: bool = False
+    """With `folds: 0`, whether classifiers and ratio networks keep the weights with the best held-out loss, as
+    denoisers do, or the last ones. A few held-out sequences stop a classifier when it becomes overconfident, long
+    before it is as good as it gets: gamma takes care of the scale."""
+    evaluate_every: int = 20
+    """Steps between two evaluations."""
+    evaluation_rows: int = 256
+    """Corrupted rows, at least, in one evaluation."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    label_smoothing: float = 0.1
+    """Of the paper's classifiers, in torch's convention (labels 0.05 and 0.95)."""
+    link: Literal["undone", "capped", "auto"] = "capped"
+    """Whether the smoothing is undone before the paper's ratio network learns from the classifiers, so that its optimum
+    is log r; auto trains both ratio networks, half of the steps each, and keeps the one that validates better."""
+    cycle_weight: float = 0.1
+    """The paper's lambda."""
+    pseudo: float = 0.25
+    """How many sequences the local ratio's pull toward r = 1 is worth."""
+    features: bool = True
+    """Whether the local ratio reads the denoiser's hidden states."""
+    warm_start: bool = True
+    """Whether sequence ratios start from the source denoiser's first blocks (where the widths agree) or from noise."""
+    gamma_rule: Literal["likelihood", "samples"] = "likelihood"
+    """How gamma is chosen on held-out target data: by conditional likelihood, or (with `folds: 0`) by what the samples
+    look like."""
+    pooling: Literal["sum", "mean", "auto"] = "sum"
+    """Of sequence ratios; auto trains both and keeps the one that validates better."""
+    vanilla_epochs: int = 60
+    """Of `vanilla-epochs`, the paper's own baseline: epochs over the target data, last weights kept."""
+    finetuned_epochs: int = 90
+    """Of `finetuned-epochs`."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
+        if self.folds < 0 or self.folds == 1:
+            raise ValueError(f"folds={self.folds}: give 0 for one split, or at least 2")
+        if self.folds and (self.gamma_rule == "samples" or self.link == "auto"):
+            raise ValueError("gamma_rule=samples and link=auto need folds=0: a final fit on all rows holds nothing out")
+        FitSettings(
+            self.source_steps, batch_size=self.batch_size, learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay, ema=self.ema, evaluate_every=self.evaluate_every,
+        )  # fmt: skip
+        least = 3 * (self.folds + 1)
+        if self.budget < least:
+            raise ValueError(f"budget={self.budget}: {self.folds} folds and the final fit need at least {least} steps")
+        share = self.budget // (self.folds + 1)
+        if not 0 < 2 * self.steps_of_a_classifier(share) < share:
+            raise ValueError(
+                f"two classifiers of {self.classifier_steps} steps use up a budget of {self.budget} steps"
+                f"{f' over {self.folds} folds and a final fit' if self.folds else ''}"
+            )
+
+    def steps_of_a_classifier(self, share: int) -> int:
+        """Gradient steps of each of the paper's classifiers in a run of its recipe."""
+        return share // 3 if self.classifier_steps is None else self.classifier_steps
+
+
+@dataclass
+class Part:
+    """What one run of a recipe works on."""
+
+    rows: Tensor
+    """Target rows to train on."""
+    held_out: Tensor | None
+    """Target rows to judge by; None in the final fit."""
+    steps: int
+    """Gradient steps at most, over all networks."""
+    stop: int | None = None
+    """The chosen step of the last network, in the final fit."""
+    name: str = ""
+
+
+@dataclass
+class Trained:
+    """What a recipe gives."""
+
+    denoiser: Denoiser
+    ratio: Ratio | None
+    fits: list[Fit]
+    """Of every network; the last one's curve is what step and gamma are chosen from."""
+    rivals: Sequence[Ratio] = ()
+    """Further ratios that may turn out better (with `folds: 0`)."""
+
+
+@dataclass
+class Adapted:
+    """A target model: a denoiser, with a ratio if it is guided."""
+
+    denoiser: Denoiser
+    ratio: Ratio | None = None
+    gamma: float = 1.0
+    score: float = float("nan")
+    """What held-out target rows said of it when it was chosen; lower is better."""
+    steps: int = 0
+    seconds: float = 0.0
+    weights: int = 0
+    """Trainable numbers, over all networks of the model that is kept."""
+
+
+def choose(curves: list[dict[int, list[float]]]) -> tuple[int, int, float]:
+    """The step, the index of gamma and their score, where the mean of the curves is lowest.
+
+    Only steps that every fold has seen count: a fold that stopped early says nothing of what comes after.
+    """
+    shared = set.intersection(*(set(curve) for curve in curves))
+    mean = {
+        step: [sum(values) / len(values) for values in zip(*(c[step] for c in curves), strict=True)] for step in shared
+    }
+    return min(
+        ((step, i, v) for step, values in mean.items() for i, v in enumerate(values)), key=lambda x: (x[2], x[0])
+    )
+
+
+@dataclass
+class Problem:
+    """One source model, one set of target sequences."""
+
+    training: Training
+    source: NetworkDenoiser
+    source_data: tuple[Tensor, Tensor]
+    """Training and held-out rows; both may be empty for methods that need no source data."""
+    target: Tensor
+    seed: int
+    held_out: float = 0.1
+    """Share of the target rows in the one held-out part, where they are not few."""
+    samples: Callable[[Adapted, Tensor], float] | None = None
+    """How far a model's samples are from held-out target rows, for `gamma_rule: samples`."""
+    bar: Bar | None = None
+    log: Callable[[dict[str, Any]], None] | None = None
+    label: str = ""
+    memory: dict[str, Adapted] = field(default_factory=dict)
+
+    def adapted(self, method: str) -> Adapted:
+        """The result of a method, which runs at most once."""
+        from gtl.estimate import METHODS
+
+        if method not in self.memory:
+            self.memory[method] = METHODS[method](self, method)
+        return self.memory[method]
+
+    def run(self, method: str, recipe: "Recipe") -> Adapted:
+        """A recipe under the experiment's rule of choice."""
+        return self._once(method, recipe) if not self.training.folds else self._folds(method, recipe)
+
+    def _folds(self, method: str, recipe: "Recipe") -> Adapted:
+        parts = folds(self.target, self.training.folds, self.held_out, self.seed)
+        share = self.training.budget // (len(parts) + 1)
+        tried = []
+        for number, (rows, held_out) in enumerate(parts, 1):
+            tried.append(recipe(self, Part(rows, held_out, share, name=f"{method}, fold {number} of {len(parts)}")))
+        step, index, score = choose([trained.fits[-1].curve for trained in tried])
+        final = recipe(self, Part(self.target, None, share, step, f"{method}, all rows"))
+        fits = [fit for trained in (*tried, final) for fit in trained.fits]
+        gamma = GAMMAS[index] if final.ratio is not None else 1.0
+        return self._result(final, fits, gamma, score)
+
+    def _once(self, method: str, recipe: "Recipe") -> Adapted:
+        rows, held_out = split(self.target, max(self.held_out, 4 / len(self.target)), self.seed)
+        made = recipe(self, Part(rows, held_out, self.training.budget, name=method))
+        if made.ratio is None:
+            return self._result(made, made.fits, 1.0, made.fits[-1].held_out or float("nan"))
+        results = []
+        for ratio in (made.ratio, *made.rivals):
+            index, score = self._gamma(ratio, held_out)
+            results.append(self._result(replace(made, ratio=ratio), made.fits, GAMMAS[index], score))
+        return min(results, key=lambda result: result.score)
+
+    def _gamma(self, ratio: Ratio, held_out: Tensor) -> tuple[int, float]:
+        """The index of the best gamma of a trained ratio, and its score."""
+        if self.training.gamma_rule == "samples":
+            if self.samples is None:
+                raise ValueError("gamma_rule=samples: there is nothing to compare samples by; use likelihood")
+            compare, model = self.samples, Adapted(self.source, ratio)
+            return descend(lambda i: compare(replace(model, gamma=GAMMAS[i]), held_out), len(GAMMAS))
+        held_out = held_out.to(next(self.source.parameters()).device)
+        generator = torch.Generator(held_out.device).manual_seed(self.seed)
+        scores = nll_by_gamma(self.source, ratio, held_out, GAMMAS, generator=generator)
+        return int(scores.argmin()), float(scores.min())
+
+    def _result(self, made: Trained, fits: list[Fit], gamma: float, score: float) -> Adapted:
+        if made.ratio is not None:
+            made.ratio.gamma = gamma
+        steps, seconds = sum(f.steps for f in fits), sum(f.seconds for f in fits)
+        weights = sum(f.weights for f in made.fits)
+        return Adapted(made.denoiser, made.ratio, gamma, score, steps, seconds, weights)
+
+    def fit(self, name: str, model: nn.Module, objective: Objective, steps: int, **changes: Any) -> Fit:
+        """Trains one network under the experiment's settings."""
+        t = self.training
+        settings = FitSettings(
+            steps, seed=self.seed, batch_size=t.batch_size, learning_rate=t.learning_rate, warmup=t.warmup,
+            weight_decay=t.weight_decay, ema=t.ema, patience=t.patience, evaluate_every=t.evaluate_every,
+            evaluation_rows=t.evaluation_rows, precision=t.precision, compile=t.compile,
+        )  # fmt: skip
+        bar, log = self.bar, self.log
+        if bar is not None:
+            bar.stage(f"{self.label}training {name}", steps)
+        return fit(
+            model,
+            objective,
+            replace(settings, **changes),
+            on_step=None if bar is None else lambda step: bar.advance(step / steps),
+            log=None if log is None else lambda metrics: log({"network": f"{self.label}{name}", **metrics}),
+        )
+
+    def judged(self, objective: Objective, ratio: Ratio, part: Part) -> Objective:
+        """The objective of a ratio's last network, judged by held-out likelihood where the rule is that."""
+        if part.held_out is None or not self.training.folds:
+            return objective
+        return Judged(objective, Guided(self.source, ratio, 1.0), part.held_out)
+
+    def fresh_denoiser(self) -> NetworkDenoiser:
+        """An untrained denoiser of the source's size."""
+        torch.manual_seed(self.seed)
+        config = self.source.network.config()
+        return NetworkDenoiser(self.source.process, DiT(**config))
+
+    def fresh_sequence_ratio(self, pooling: Pooling, smoothing: float = 0.0) -> NetworkRatio:
+        """An untrained sequence ratio."""
+        torch.manual_seed(self.seed)
+        ratio = NetworkRatio.build(self.source.process, pooling, smoothing, **vars(self.training.ratio))
+        if self.training.warm_start:
+            warm_start(ratio.network.dit, self.source.network)
+        return ratio.to(next(self.source.parameters()).device)
+
+    def domains(self, part: Part) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+        """Training rows of both domains and, where ratio networks stop early by their own loss, held-out ones."""
+        if not len(self.source_data[0]):
+            raise ValueError("this estimator compares target with source sequences: give source data as well")
+        train = {"source": self.source_data[0], "target": part.rows}
+        if part.held_out is None or self.training.folds or not self.training.stop_ratios:
+            return train, None
+        return train, {"source": self.source_data[1], "target": part.held_out}
+
+
+Recipe = Callable[[Problem, Part], Trained]
+
+
+def descend(value: Callable[[int], float], count: int) -> tuple[int, float]:
+    """A minimum of a function on 0 .. count-1 whose neighbours are not smaller, found downhill from the middle."""
+    seen: dict[int, float] = {}
+
+    def at(index: int) -> float:
+        if index not in seen:
+            seen[index] = value(index) if 0 <= index < count else float("inf")
+        return seen[index]
+
+    here = count // 2
+    while (there := min((here - 1, here + 1), key=at)) in range(count) and at(there) < at(here):
+        here = there
+    return here, at(here)
+
+
+def warm_start(network: DiT, source: DiT) -> None:
+    """Copies the source's embedding, first blocks and last norm into a network of the same width.
+
+    A denoiser has already learned which neighbours tell about a token; a ratio that starts from there needs a fraction
+    of the steps, and of the target data, that one from noise needs.
+    """
+    if (network.width, network.heads) != (source.width, source.heads):
+        return
+    known = {k: v for k, v in source.state_dict().items() if not k.startswith("head.")}
+    network.load_state_dict({k: known.get(k, v).clone() for k, v in network.state_dict().items()})

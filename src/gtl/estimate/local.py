@@ -1,0 +1,26 @@
+"""`gtl-local`: a local ratio on the frozen denoiser, fitted by the likelihood of target tokens. No source data."""
+
+import torch
+
+from gtl.estimate.base import Adapted, Part, Problem, Trained
+from gtl.guidance import Guided
+from gtl.ratio.local import LocalRatio
+from gtl.train.likelihood import LikelihoodObjective
+
+__all__ = ["local"]
+
+
+def recipe(problem: Problem, part: Part) -> Trained:
+    """One small network, one loss."""
+    t = problem.training
+    torch.manual_seed(problem.seed)
+    ratio = LocalRatio.build(problem.source, t.features, **vars(t.ratio))
+    guided = Guided(problem.source, ratio, 1.0)
+    objective = LikelihoodObjective(guided, part.rows, part.held_out, t.pseudo)
+    fit = problem.fit(part.name, guided, objective, part.steps, stop=part.stop)
+    return Trained(problem.source, ratio, [fit])
+
+
+def local(problem: Problem, method: str) -> Adapted:
+    """A local ratio."""
+    return problem.run(method, recipe)

@@ -1,0 +1,119 @@
+"""Fitting a ratio by likelihood: a guided denoiser is a denoiser, so train it as one, with the source frozen.
+
+    min_r  E_{x ~ q} NELBO( x ; p r / Z )  +  (c / n) E_z KL( p(x_l | z) || q_r(x_l | z) )
+
+The first term is the conditional likelihood of target tokens under the guided model, which is what sampling uses; its
+optimum is the conditional ratio q(x_l = v | z) / p(x_l = v | z). It needs no source data. The second pulls r toward 1
+as if c of the n sequences had been the source's own.
+
+For sequence ratios, whose candidates cost a network evaluation each, one random position of a sequence stands for all;
+they may take the logistic loss on top, which does need source data.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gtl.guidance import Guided
+from gtl.ratio.base import SequenceRatio
+from gtl.ratio.gamma import GAMMAS, nll_by_gamma
+from gtl.train.classifier import logistic
+from gtl.train.objective import Objective
+
+__all__ = ["Judged", "LikelihoodObjective"]
+
+
+class LikelihoodObjective(Objective):
+    """Minimises the guided model's NELBO per token over target rows."""
+
+    def __init__(
+        self,
+        guided: Guided,
+        x: Tensor,
+        held_out: Tensor | None = None,
+        pseudo: float = 0.0,
+        source: Tensor | None = None,
+        logistic_weight: float = 1.0,
+        gammas: Sequence[float] = GAMMAS,
+    ) -> None:
+        """Sets data and regularisation, and freezes the source.
+
+        Args:
+            guided: the frozen denoiser with the ratio to fit, at gamma 1.
+            x: (N, L), target rows.
+            held_out: the same, for early stopping.
+            pseudo: c, how many sequences the pull toward r = 1 is worth.
+            source: (M, L), source rows; where they are given, a sequence ratio takes the logistic loss as well.
+            logistic_weight: of that loss, which is one number a sequence, against the NELBO of a sequence.
+            gammas: the strengths among which early stopping looks for the best one.
+        """
+        super().__init__({"target": x}, None if held_out is None else {"target": held_out})
+        if guided.gamma != 1:
+            raise ValueError(f"gamma={guided.gamma}: a ratio is fitted at gamma 1 and its gamma chosen afterwards")
+        if pseudo < 0:
+            raise ValueError(f"pseudo={pseudo} must not be negative")
+        self.ratio, self.one_place = guided.ratio, isinstance(guided.ratio, SequenceRatio)
+        if source is not None:
+            if not self.one_place:
+                raise ValueError("the logistic loss is for sequence ratios: a local one has no absolute value")
+            self.train["source"] = source
+        guided.denoiser.requires_grad_(False)
+        self.guided, self.pseudo, self.logistic_weight, self.gammas = guided, pseudo, logistic_weight, tuple(gammas)
+
+    def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
+        process, x = self.guided.process, batch["target"]
+        t = process.times(len(x), x.device, generator)
+        z = process.corrupt(x, t, generator)
+        place = process.some_place(z, generator) if self.one_place else None
+        made = forward(z, t, None if place is None else place.unsqueeze(1))
+        loss = process.nelbo(x, z, t, made.log_probs, self.guided.timeless, place).mean() / x.shape[1]
+        if self.pseudo:
+            loss = loss + self.pseudo / len(self.train["target"]) * divergence(made.source, made.log_probs)
+        if "source" in batch:
+            loss = loss + self.logistic_weight / x.shape[1] * self._logistic(z, t, batch["source"], generator)
+        return loss
+
+    def _logistic(self, z: Tensor, t: Tensor, source: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The loss of the ratio as a domain classifier on noisy sequences, the target's as they are."""
+        assert isinstance(self.ratio, SequenceRatio)
+        process = self.guided.process
+        times = process.times(len(source), source.device, generator)
+        s = self.ratio.log_value(
+            torch.cat([z, process.corrupt(source, times, generator)]), torch.cat([t, times.to(t.dtype)])
+        )
+        return torch.cat([logistic(s[: len(z)], False), logistic(s[len(z) :], True)]).mean()
+
+    def score(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
+        return held_out_score(self.guided, batch["target"], self.gammas, generator)
+
+
+class Judged(Objective):
+    """Another objective's loss, stopped by the conditional likelihood of held-out target rows."""
+
+    def __init__(
+        self, objective: Objective, guided: Guided, held_out: Tensor, gammas: Sequence[float] = GAMMAS
+    ) -> None:
+        super().__init__(objective.train, {"target": held_out})
+        self.objective, self.guided, self.gammas = objective, guided, tuple(gammas)
+
+    def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
+        return self.objective.loss(forward, batch, generator)
+
+    def score(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
+        return held_out_score(self.guided, batch["target"], self.gammas, generator)
+
+
+def held_out_score(guided: Guided, x: Tensor, gammas: Sequence[float], generator: torch.Generator | None) -> Tensor:
+    """The NELBO per token of x (N, L) at every gamma: (G,)."""
+    one_place = isinstance(guided.ratio, SequenceRatio)
+    return nll_by_gamma(
+        guided.denoiser, guided.ratio, x, gammas, len(x), guided.n_ratio, generator, batch=512, one_place=one_place
+    )
+
+
+def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Mean over positions of KL(p || q): (B, P, K) twice -> scalar. Where p is 0, so is its part."""
+    gap = (log_p - log_q).masked_fill(log_p == -torch.inf, 0.0)
+    return (log_p.exp() * gap).sum(-1).mean()
