@@ -257,3 +257,11 @@ def test_a_ratio_of_another_process_is_refused(make_pair):
     assert Masked(4).mask_id == 3
     with pytest.raises(ValueError, match="mask 0"):
         Guided(pair.denoiser, ExactRatio(other.p, other.q))
+
+
+@pytest.mark.parametrize("keep_tail", [False, True])
+def test_guide_keeps_the_type_of_the_source(keep_tail):
+    """A float64 ratio over a float32 denoiser, candidates pruned or not."""
+    log_p, log_r = torch.randn(2, 4).log_softmax(-1), torch.randn(2, 2, dtype=torch.float64)
+    candidates = torch.tensor([[0, 1], [3, 2]])
+    assert guide(log_p, log_r, 1.0, candidates, keep_tail).dtype == torch.float32

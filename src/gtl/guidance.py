@@ -55,8 +55,8 @@ def guide(
     if candidates is None:
         return q
     if keep_tail:
-        return log_p.scatter(-1, candidates, q + p.logsumexp(-1, keepdim=True))
-    return torch.full_like(log_p, -torch.inf).scatter(-1, candidates, q)
+        return log_p.scatter(-1, candidates, (q + p.logsumexp(-1, keepdim=True)).to(log_p.dtype))
+    return torch.full_like(log_p, -torch.inf).scatter(-1, candidates, q.to(log_p.dtype))
 
 
 def stabilise(log_q: Tensor, log_p: Tensor, mask_id: int) -> Tensor:
@@ -137,6 +137,7 @@ class Guided(Denoiser):
         self.denoiser, self.ratio, self.gamma, self.keep_tail = denoiser, ratio, gamma, keep_tail
         self.n_ratio = check_n_ratio(n_ratio, process.vocabulary)
         self.process = process
+        denoiser.eval()
         self.timeless = denoiser.timeless and ratio.timeless and not callable(gamma)
 
     def train(self, mode: bool = True) -> "Guided":

@@ -15,9 +15,9 @@ import torch
 import yaml
 
 from gtl.cli import main
+from gtl.estimate import NetworkSize
 from gtl.report.table import markdown
 from gtl.reproduce.markov import PRESETS
-from gtl.estimate import NetworkSize
 from gtl.run import Run, read_rows
 
 KEYS = ["experiment", "method", "n", "seed", "metric", "value", "seconds", "trainable_weights", "device", "command"]

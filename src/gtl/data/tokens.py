@@ -77,6 +77,8 @@ def folds(x: Tensor, count: int, fraction: float, seed: int = 0) -> list[tuple[T
     parts of which each is held out once (as many as there are rows, if those are fewer)."""
     if fraction * len(x) >= FEW:
         return [split(x, fraction, seed)]
+    if len(x) < 2:
+        raise ValueError(f"{len(x)} sequence: at least 2 are needed, one to train on and one held out")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     count = min(count, len(x))
     parts = [order[which::count] for which in range(count)]

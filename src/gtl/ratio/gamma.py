@@ -20,6 +20,8 @@ from gtl.ratio.base import Combination, Ratio
 
 __all__ = ["GAMMAS", "choose_gamma", "choose_weights", "nll_by_gamma"]
 
+IMPOSSIBLE = 1e4
+"""A log-ratio beyond which a token is certain, or out of the question, at any weight worth having."""
 GAMMAS = (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 
 
@@ -101,7 +103,9 @@ def choose_weights(
         values = source.log_probs.squeeze(1), log_r, part.gather(1, place).squeeze(1)
         parts.append(tuple(value[counts] for value in values))
     log_p, log_r, token = (torch.cat(each) for each in zip(*parts, strict=True))  # (M, K), (M, K, R), (M,)
-    log_p, log_r = log_p.double(), log_r.double().masked_fill((log_p == -torch.inf).unsqueeze(-1), 0.0)
+    log_p = log_p.double()
+    log_r = log_r.double().masked_fill((log_p == -torch.inf).unsqueeze(-1), 0.0)
+    log_r = log_r.clamp(-IMPOSSIBLE, IMPOSSIBLE)  # 0 * inf would be nan
     every = torch.arange(len(token), device=token.device)
 
     def value(w: np.ndarray) -> tuple[float, np.ndarray]:
@@ -112,4 +116,6 @@ def choose_weights(
 
     start = np.full(len(ratios), 1 / len(ratios))
     found = minimize(value, start, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * len(ratios))
+    if not np.isfinite(found.fun):
+        raise ValueError("choose_weights: a ratio gave values that are not numbers on the held-out rows")
     return Combination([(float(w), ratio) for w, ratio in zip(found.x, ratios, strict=True)])

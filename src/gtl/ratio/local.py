@@ -76,7 +76,7 @@ class LocalRatio(Ratio):
         context: Prediction | None = None,
     ) -> Tensor:
         """As the contract says. The mask as a candidate stands for r(z) itself, which by the martingale identity is
-        the mean of its continuations under p; for that `context` is needed."""
+        the mean of its continuations under p; without `context` what is said of it means nothing."""
         values = self.table(z, positions, t, context)
         if self.process.mask_id is not None and context is not None:
             mean = torch.logsumexp(context.log_probs.to(values.dtype) + values, -1)

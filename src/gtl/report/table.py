@@ -11,7 +11,10 @@ from pathlib import Path
 
 from gtl.run import Row, read_rows
 
-__all__ = ["cell", "markdown", "pivot"]
+__all__ = ["cell", "markdown", "paired", "pivot"]
+
+HEADLINE = "gtl-local"
+"""The method that others are compared with, seed by seed."""
 
 
 def cell(values: list[float]) -> str:
@@ -31,6 +34,24 @@ def pivot(rows: Iterable[Row], metric: str) -> tuple[list[int | None], list[tupl
     lines = []
     for method in dict.fromkeys(row.method for row in rows):
         groups = [[row.value for row in rows if (row.method, row.n) == (method, n)] for n in columns]
+        lines.append((method, [cell(group) if group else "" for group in groups]))
+    return columns, lines
+
+
+def paired(rows: Iterable[Row], metric: str, reference: str) -> tuple[list[int], list[tuple[str, list[str]]]]:
+    """The columns and, for every other method, its values minus those of `reference` under the same seed and n.
+
+    The last cell is of the seeds' means over n.
+    """
+    values = {(r.method, r.n, r.seed): r.value for r in rows if r.metric == metric and None not in (r.n, r.seed)}
+    ours = {(n, seed): v for (method, n, seed), v in values.items() if method == reference}
+    columns = sorted({n for n, _ in ours if n is not None}, reverse=True)
+    lines = []
+    for method in dict.fromkeys(method for method, _, _ in values if method != reference):
+        gaps = {key: values[method, *key] - v for key, v in ours.items() if (method, *key) in values}
+        seeds = [s for s in dict.fromkeys(s for _, s in ours) if all((n, s) in gaps for n in columns)]
+        groups = [[gap for (m, _), gap in gaps.items() if m == n] for n in columns]
+        groups.append([statistics.fmean(gaps[n, s] for n in columns) for s in seeds])
         lines.append((method, [cell(group) if group else "" for group in groups]))
     return columns, lines
 
@@ -55,6 +76,13 @@ def markdown(rows: list[Row]) -> str:
             parts.append("|---|" + "---|" * len(columns))
             parts += [f"| {method} | " + " | ".join(cells) + " |" for method, cells in lines]
             parts.append("")
+            if metric == "kl" and HEADLINE in {method for method, _ in lines}:
+                numbers, gaps = paired(mine, metric, HEADLINE)
+                parts.append(f"Minus {HEADLINE}, paired by seed (above zero: {HEADLINE} is better).\n")
+                parts.append("| method | " + " | ".join(heading(n) for n in numbers) + " | mean over n |")
+                parts.append("|---|" + "---|" * (len(numbers) + 1))
+                parts += [f"| {method} | " + " | ".join(cells) + " |" for method, cells in gaps]
+                parts.append("")
         weights = {r.method: r.trainable_weights for r in mine if r.trainable_weights}
         if weights:
             parts.append("Trainable weights: " + ", ".join(f"{m} {w:,}" for m, w in weights.items()) + ".\n")

@@ -1,10 +1,10 @@
 """Fitting a ratio by likelihood: a guided denoiser is a denoiser, so train it as one, with the source frozen.
 
-    min_r  E_{x ~ q} NELBO( x ; p r / Z )  +  (c / n) E_z KL( p(x_l | z) || q_r(x_l | z) )
+    min_r  E_{x ~ q} NELBO( x ; p r / Z ) / L  +  (c / n) E_z mean_l KL( p(x_l | z) || q_r(x_l | z) )
 
 The first term is the conditional likelihood of target tokens under the guided model, which is what sampling uses; its
 optimum is the conditional ratio q(x_l = v | z) / p(x_l = v | z). It needs no source data. The second pulls r toward 1
-as if c of the n sequences had been the source's own.
+with the weight of c among n sequences.
 
 For sequence ratios, whose candidates cost a network evaluation each, one random position of a sequence stands for all;
 they may take the logistic loss on top, which does need source data.
@@ -44,7 +44,7 @@ class LikelihoodObjective(Objective):
             guided: the frozen denoiser with the ratio to fit, at gamma 1.
             x: (N, L), target rows.
             held_out: the same, for early stopping.
-            pseudo: c, how many sequences the pull toward r = 1 is worth.
+            pseudo: c, the weight of the pull toward r = 1, in sequences.
             source: (M, L), source rows; where they are given, a sequence ratio takes the logistic loss as well.
             logistic_weight: of that loss, which is one number a sequence, against the NELBO of a sequence.
             gammas: the strengths among which early stopping looks for the best one.
