@@ -24,6 +24,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python bench/markov_cost.py
+	$(BIN)/python bench/local_cost.py
 
 # every measured table again, from the rows beside it
 results: $(READY)

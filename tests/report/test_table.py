@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gtl.report.table import cell, main, markdown, pivot
+from gtl.report.table import cell, main, markdown, paired, pivot
 from gtl.run import Row
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -46,6 +46,17 @@ def test_the_error_is_over_seeds():
     columns, table = pivot(rows, "kl")
     assert columns == [100, 20]
     assert table == [("a", ["9.000", "3.000 ± 1.528"]), ("b", ["", "0.5000"])]
+
+
+def test_differences_are_paired_by_seed():
+    """b - a by seed: 1, 2, 6 at n = 20 and 0, 0, 0 at n = 100; a seed that b lacks counts nowhere."""
+    rows = [row("a", 10.0 * seed, n=n, seed=seed) for n in (100, 20) for seed in range(4)]
+    rows += [row("b", 10.0 * seed + gap, seed=seed) for seed, gap in enumerate((1.0, 2.0, 6.0))]
+    rows += [row("b", 10.0 * seed, n=100, seed=seed) for seed in range(3)]
+    rows += [row("published", 5.0, seed=None), row("c", 1.0, n=None)]
+    columns, table = paired(rows, "kl", "a")
+    assert columns == [100, 20]
+    assert table == [("b", ["0.0000 ± 0.0000", "3.000 ± 1.528", "1.500 ± 0.764"])]
 
 
 def test_columns_are_sorted_and_rows_without_n_come_last():
