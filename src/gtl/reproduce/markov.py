@@ -94,7 +94,7 @@ PRESETS: dict[str, Protocol] = {
     "small": Protocol(),
     "demo": Protocol(
         methods=["counting", "vanilla", "finetuned", "gtl-local"],
-        training=Training(source_steps=400, budget=900, folds=3, batch_size=48),
+        training=Training(source_steps=400, budget=800, folds=3, batch_size=48),
     ),
     "paper": Protocol(
         experiment="markov-paper",
