@@ -164,6 +164,17 @@ BAD = {
     f"train denoiser --data empty.npy {SMALL}": "empty.npy: 0 sequences",
     f"train denoiser --data one.npy {SMALL}": "one.npy: 1 sequence",
     "evaluate denoiser empty.npy": "empty.npy: 0 sequences",
+    "adapt denoiser empty.npy": "empty.npy: 0 sequences",
+    "adapt --denoiser denoiser --target masked.npy": "masked.npy: holds the mask id 3",
+    "adapt denoiser tgt.npy --method nonsense": "unknown method 'nonsense'; choose among",
+    "adapt denoiser tgt.npy --method gtl-direct": "give --source, or use gtl-local",
+    "adapt denoiser tgt.npy --training.folds 1": "folds=1",
+    "adapt denoiser tgt.npy --training.budget 5": "budget=5",
+    "adapt denoiser tgt.npy --held_out 1": "held_out=1",
+    "adapt denoiser tgt.npy --seed -1": "seed=-1",
+    "adapt denoiser tgt.npy --source five.npy": "five.npy",
+    "adapt ratio tgt.npy": "holds a ratio, not a denoiser",
+    "adapt denoiser": "target",
     "evaluate denoiser nothing.txt": "nothing.txt",
     "sample denoiser --prompt empty.npy": "empty.npy: 0 sequences",
     # token ids
@@ -560,3 +571,26 @@ def test_an_interrupted_evaluation_measures_nothing_twice(tmp_path: Path, kept: 
         (r["method"], r["metric"], r["value"]) for r in whole
     ]
     assert (out / "FINISHED").exists()
+
+
+def test_adapt_then_sample(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Needed arguments by name or by place; the chosen gamma is stored and is what `auto` means."""
+    tiny = "--training.budget 9 --training.folds 2 --training.ratio.width 8 --training.ratio.heads 2"
+    gtl(f"adapt --denoiser {shared / 'denoiser'} --target={shared / 'tgt.npy'} {tiny}", "--out", tmp_path / "ratio")
+    assert "held-out nll" in capsys.readouterr().out
+    config = json.loads((tmp_path / "ratio" / "config.json").read_text())
+    assert config["kind"] == "local"
+    assert config["gamma"] >= 0
+    draws = []
+    for gamma in ("auto", config["gamma"]):
+        out = tmp_path / f"samples-{gamma}"
+        gtl(f"sample {shared / 'denoiser'} --ratio {tmp_path / 'ratio'} --length 4 --gamma {gamma}", "--out", out)
+        draws.append((out / "samples.npy").read_bytes())
+    assert draws[0] == draws[1]
+    gtl(
+        f"evaluate {shared / 'denoiser'} --ratio {tmp_path / 'ratio'} --data {shared / 'tgt.npy'}",
+        "--out",
+        tmp_path / "e",
+    )
+    metrics = {row["metric"] for row in json.loads((tmp_path / "e" / "results.json").read_text())}
+    assert metrics == {"nll", "masked_nll", "nll_gain"}  # a local ratio has no martingale to violate
