@@ -226,13 +226,15 @@ class FadingRatio(ExactRatio):
 
 @pytest.mark.parametrize("timed", ["denoiser", "ratio"])
 def test_cache_is_off_for_models_of_time(make_pair, timed):
-    """With time as an input the cached and the plain naive sampler still draw the same."""
+    """With time as an input a cache is refused, and by default there is none."""
     pair = make_pair("table")
     denoiser = Fading(pair.p) if timed == "denoiser" else pair.denoiser
     ratio = FadingRatio(pair.p, pair.q) if timed == "ratio" else pair.ratio
+    with pytest.raises(ValueError, match="cannot be reused at another"):
+        Ancestral(denoiser, ratio, stabilised=False, cache=True)
     samples = [
         Ancestral(denoiser, ratio, steps=8, stabilised=False, cache=cache)((2000, 3), generator=seeded())
-        for cache in (True, False)
+        for cache in (None, False)
     ]
     assert torch.equal(*samples)
 

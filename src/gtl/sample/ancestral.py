@@ -41,7 +41,7 @@ class Ancestral(Sampler):
         n_ratio: int | None = None,
         steps: int = 20,
         stabilised: bool = True,
-        cache: bool = True,
+        cache: bool | None = None,
     ) -> None:
         """Sets the models and the kind of kernel.
 
@@ -52,20 +52,25 @@ class Ancestral(Sampler):
             n_ratio: candidates weighed at each position; all by default.
             steps: T.
             stabilised: keep the source's chance of staying masked (see the module).
-            cache: for the naive kernel, reuse the outputs of rows that did not change.
+            cache: for the naive kernel, reuse the outputs of rows that did not change; by default wherever that is
+                right, which is where no network has the time as an input.
         """
         super().__init__(denoiser, ratio, gamma=gamma, n_ratio=n_ratio)
-        if not isinstance(self.process, Masked):
-            raise ValueError(f"ancestral sampling is written for masked noise; this process is {self.process.name}")
         if steps < 1:
             raise ValueError(f"steps={steps} must be at least 1")
-        self.masked, self.steps, self.stabilised = self.process, steps, stabilised
+        self.steps, self.stabilised = steps, stabilised
         timeless = denoiser.timeless and (ratio is None or ratio.timeless)
-        self.cache = cache and timeless
+        if cache and not timeless:
+            raise ValueError(
+                "cache=True: a network has the time as an input, so its outputs cannot be reused at another"
+            )
+        self.cache = timeless if cache is None else cache
         self.begin()
 
     def begin(self) -> None:
-        self.model = self.guided()
+        noisy = self.ratio is not None and self.ratio.space == "noisy" and not isinstance(self.process, Masked)
+        self.model = self.denoiser if noisy else self.guided()
+        self._noisy = self.ratio if noisy else None
         self._memory: tuple[Tensor, ...] | None = None
 
     def times(self, z: Tensor) -> Iterable[tuple[float, float]]:
@@ -73,14 +78,14 @@ class Ancestral(Sampler):
         return list(pairwise(grid))
 
     def step(self, z: Tensor, t: float, s: float, generator: torch.Generator | None) -> Tensor:
-        if self.stabilised or self.ratio is None:
-            return self._reveal(z, t, s, generator)
+        if isinstance(self.process, Masked) and (self.stabilised or self.ratio is None):
+            return self._reveal(self.process, z, t, s, generator)
         return categorical(self.kernel(z, t, s), generator)
 
-    def _reveal(self, z: Tensor, t: float, s: float, generator: torch.Generator | None) -> Tensor:
+    def _reveal(self, process: Masked, z: Tensor, t: float, s: float, generator: torch.Generator | None) -> Tensor:
         """Draws which positions are revealed, then their tokens."""
-        chance = self.masked.reveal(*(torch.tensor([u], device=z.device) for u in (t, s)))
-        chosen = bernoulli(chance, tuple(z.shape), generator) & (z == self.masked.mask_id)
+        chance = process.reveal(*(torch.tensor([u], device=z.device) for u in (t, s)))
+        chosen = bernoulli(chance, tuple(z.shape), generator) & (z == process.mask_id)
         count = chosen.sum(-1)
         rows = count.nonzero().squeeze(-1)
         if not len(rows):
@@ -96,17 +101,32 @@ class Ancestral(Sampler):
     def kernel(self, z: Tensor, t: float, s: float) -> Tensor:
         """The log-probabilities of z_s at every position, (B, L, K): what `step` draws from, position by position."""
         time, after = (torch.full((len(z),), u, device=z.device, dtype=torch.float64) for u in (t, s))
+        if not isinstance(self.process, Masked):
+            return self._mixing_kernel(z, time, after)
+        mask_id = self.process.mask_id
         log_x, candidates, log_r = self._evaluate(z, time)
-        log_p = self.masked.posterior(z, log_x, time, after)
+        log_p = self.process.posterior(z, log_x, time, after)
         if log_r is None or candidates is None:
             return log_p
         gamma = self.gamma(time).view(-1, 1, 1) if callable(self.gamma) else self.gamma
         if self.stabilised:  # the last candidate is the mask
             log_q = guide(log_p, log_r[..., :-1], gamma, candidates[..., :-1])
-            log_q = stabilise(log_q, log_p, self.masked.mask_id)
+            log_q = stabilise(log_q, log_p, mask_id)
         else:
             log_q = guide(log_p, log_r, gamma, candidates)
-        return torch.where((z == self.masked.mask_id).unsqueeze(-1), log_q, log_p)
+        return torch.where((z == mask_id).unsqueeze(-1), log_q, log_p)
+
+    def _mixing_kernel(self, z: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """A clean ratio has tilted p(x | z_t) already; a noisy one weighs z_s, every id being a candidate."""
+        source = self.model(z, t)
+        log_p = self.process.posterior(z, source.log_probs, t, s)
+        if self._noisy is None:
+            return log_p
+        positions = torch.arange(z.shape[1], device=z.device).expand_as(z)
+        candidates = top_candidates(log_p, self.n_ratio or self.process.num_ids)
+        log_r = self._noisy.log_ratio(z, positions, candidates, s, source)
+        gamma = self.gamma(t).view(-1, 1, 1) if callable(self.gamma) else self.gamma
+        return guide(log_p, log_r, gamma, candidates)
 
     def _evaluate(self, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The networks' outputs for every row, run only on rows that changed since the last call if cached."""
@@ -127,7 +147,8 @@ class Ancestral(Sampler):
         source = self.denoiser(z, t)
         if self.ratio is None:
             return (source.log_probs,)
-        mask_id = self.masked.mask_id
+        mask_id = self.process.mask_id
+        assert mask_id is not None
         tokens = top_candidates(source.log_probs, self.n_ratio or self.process.vocabulary, mask_id)
         candidates = torch.cat([tokens, torch.full_like(tokens[..., :1], mask_id)], -1)
         positions = torch.arange(z.shape[1], device=z.device).expand_as(z).masked_fill(z != mask_id, -1)
