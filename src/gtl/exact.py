@@ -36,6 +36,7 @@ __all__ = [
     "joint_kernel",
     "marginal_law",
     "one_position_law",
+    "rate_matrix",
 ]
 
 
@@ -216,6 +217,19 @@ def joint_kernel(law: Law, length: int, t: float, s: float) -> Tensor:
     states = enumerate_states(law.process.num_ids, length)
     joint = marginal_law(law, length, s).unsqueeze(1) * forward_kernel(law.process, states, length, s, t)
     return (joint / joint.sum(0).clamp(min=1e-300)).T.log()
+
+
+def rate_matrix(rates: Tensor, num_ids: int) -> Tensor:
+    """The rates between all K^L sequences, rows from and columns to, of rates (K^L, L, K) at every position of each."""
+    count, length, _ = rates.shape
+    states = enumerate_states(num_ids, length)
+    matrix = torch.zeros(count, count, dtype=torch.float64)
+    for at in range(length):
+        stride = num_ids ** (length - 1 - at)
+        for v in range(num_ids):
+            to = torch.arange(count) + (v - states[:, at]) * stride
+            matrix[torch.arange(count), to] += rates[:, at, v]
+    return matrix
 
 
 @torch.no_grad()

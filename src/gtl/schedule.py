@@ -35,6 +35,10 @@ class Schedule(ABC):
         """The total noise -log alpha(t)."""
         return -torch.log(self.alpha(t))
 
+    @abstractmethod
+    def rate(self, t: Tensor) -> Tensor:
+        """sigma'(t), the speed of the noise."""
+
     def config(self) -> dict[str, Any]:
         """What `make_schedule` needs to build this schedule again."""
         return {"name": self.name}
@@ -51,6 +55,9 @@ class LogLinear(Schedule):
     def inverse(self, alpha: Tensor) -> Tensor:
         return 1 - alpha
 
+    def rate(self, t: Tensor) -> Tensor:
+        return 1 / (1 - t)
+
 
 class Cosine(Schedule):
     """alpha = 1 - cos(pi (1 - t) / 2): more time at low noise than log-linear gives."""
@@ -62,6 +69,9 @@ class Cosine(Schedule):
 
     def inverse(self, alpha: Tensor) -> Tensor:
         return 1 - 2 / math.pi * torch.acos((1 - alpha).clamp(0, 1))
+
+    def rate(self, t: Tensor) -> Tensor:
+        return math.pi / 2 * torch.sin(math.pi / 2 * (1 - t)) / self.alpha(t)
 
 
 class Geometric(Schedule):
@@ -79,6 +89,9 @@ class Geometric(Schedule):
 
     def alpha(self, t: Tensor) -> Tensor:
         return torch.exp(-self.sigma(t))
+
+    def rate(self, t: Tensor) -> Tensor:
+        return self.sigma(t) * math.log(self.sigma_max / self.sigma_min)
 
     def inverse(self, alpha: Tensor) -> Tensor:
         sigma = -torch.log(alpha.clamp(math.exp(-self.sigma_max), math.exp(-self.sigma_min)))

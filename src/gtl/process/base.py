@@ -63,6 +63,20 @@ class Process(ABC):
         """p(z_t = z | z_s = v) for every v: z (B, P), s and t (B,) -> (B, P, K), float64."""
 
     @abstractmethod
+    def rates_into(self, z: Tensor) -> Tensor:
+        """G[y, z], the forward rate from y into z per unit of sigma, for every y: z (B, P) -> (B, P, K), float64. Where
+        y = z it is minus the rate at which z is left."""
+
+    @abstractmethod
+    def score(self, z: Tensor, log_x: Tensor, t: Tensor) -> Tensor:
+        """The concrete score p_t(z with l <- y) / p_t(z) for every y, (B, P, K), that a prediction log p(x | z)
+        implies. Where no forward transition leads from y to z, it is not needed and need not be right."""
+
+    @abstractmethod
+    def mean(self, z: Tensor, score: Tensor, t: Tensor) -> Tensor:
+        """log p(x | z), (B, P, K), of a concrete score (B, P, K): the inverse of `score`."""
+
+    @abstractmethod
     def posterior(self, z: Tensor, log_x: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """Log-probabilities of z_s at each position.
 

@@ -99,6 +99,9 @@ class D3PM(Mixing):
     def spread(self, weight: Tensor, s: Tensor) -> Tensor:
         return weight @ self.kernel(torch.zeros_like(s), s)
 
+    def gather(self, score: Tensor, t: Tensor) -> Tensor:
+        return torch.linalg.solve(self.kernel(torch.zeros_like(t), t), score, left=False)
+
     def rates_into(self, z: Tensor) -> Tensor:
         return self.generator.T.to(z.device)[z]
 

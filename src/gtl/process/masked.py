@@ -46,6 +46,24 @@ class Masked(Process):
         values[..., self.mask_id] = masked.squeeze(-1)
         return values
 
+    def rates_into(self, z: Tensor) -> Tensor:
+        masked = (z == self.mask_id).unsqueeze(-1)
+        own = -torch.nn.functional.one_hot(z, self.num_ids).double()
+        into_mask = torch.ones(self.num_ids, dtype=torch.float64, device=z.device)
+        into_mask[self.mask_id] = 0.0
+        return torch.where(masked, into_mask, own)
+
+    def score(self, z: Tensor, log_x: Tensor, t: Tensor) -> Tensor:
+        alpha = self.alpha(t).unsqueeze(-1)
+        odds = torch.where((z == self.mask_id).unsqueeze(-1), alpha / (1 - alpha), 1.0)
+        return (odds * log_x.double().exp()).scatter(-1, z.unsqueeze(-1), 1.0)
+
+    def mean(self, z: Tensor, score: Tensor, t: Tensor) -> Tensor:
+        """Tokens in proportion to the score at a mask, the token itself elsewhere."""
+        weight = torch.where((z == self.mask_id).unsqueeze(-1), score.double(), 0.0)
+        weight = weight.scatter(-1, z.unsqueeze(-1), (z != self.mask_id).double().unsqueeze(-1))
+        return (weight / weight.sum(-1, keepdim=True).clamp(min=1e-300)).log()
+
     def reveal(self, t: Tensor, s: Tensor) -> Tensor:
         """The chance that a masked position is revealed between t and s: (B, 1), float64."""
         alpha_t, alpha_s = self.alpha(t), self.alpha(s)

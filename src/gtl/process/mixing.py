@@ -40,10 +40,6 @@ class Mixing(Process):
     def spread(self, weight: Tensor, s: Tensor) -> Tensor:
         """sum_x weight(x) p(z_s = v | x) for every v: weight (B, P, K), s (B,) -> (B, P, K)."""
 
-    @abstractmethod
-    def rates_into(self, z: Tensor) -> Tensor:
-        """G[y, z], the rate from y into z, for every y: z (B, P) -> (B, P, K); the diagonal is negative."""
-
     def sigma(self, t: Tensor) -> Tensor:
         """tau(t), finite at t = 1: (B,) -> (B,)."""
         return -torch.log(self.alpha(t).squeeze(-1).clamp(min=LEAST))
@@ -58,8 +54,17 @@ class Mixing(Process):
         joint = joint.clamp(min=0)
         return (joint / joint.sum(-1, keepdim=True)).log().to(log_x.dtype)
 
+    @abstractmethod
+    def gather(self, score: Tensor, t: Tensor) -> Tensor:
+        """The weight whose `spread` at time t is the score: (B, P, K) -> (B, P, K)."""
+
+    def mean(self, z: Tensor, score: Tensor, t: Tensor) -> Tensor:
+        """What a learned score makes negative is set to zero."""
+        likelihood = self.likelihood(z, torch.zeros_like(t), t)
+        joint = (self.gather(score.double(), t) * likelihood).clamp(min=0)
+        return (joint / joint.sum(-1, keepdim=True).clamp(min=1e-300)).log()
+
     def score(self, z: Tensor, log_x: Tensor, t: Tensor) -> Tensor:
-        """The concrete score p_t(z with l <- y) / p_t(z) for every y, (B, P, K), that a denoiser implies."""
         return self.spread(self.given_x(z, log_x, t), t)
 
     def nelbo(
@@ -105,6 +110,10 @@ class Uniform(Mixing):
     def spread(self, weight: Tensor, s: Tensor) -> Tensor:
         kept = self.alpha(s).unsqueeze(-1)
         return kept * weight + (1 - kept) / self.num_ids * weight.sum(-1, keepdim=True)
+
+    def gather(self, score: Tensor, t: Tensor) -> Tensor:
+        kept = self.alpha(t).unsqueeze(-1).clamp(min=LEAST)
+        return (score - (1 - kept) / self.num_ids * score.sum(-1, keepdim=True)) / kept
 
     def rates_into(self, z: Tensor) -> Tensor:
         values = torch.full((*z.shape, self.num_ids), 1 / self.num_ids, dtype=torch.float64, device=z.device)
