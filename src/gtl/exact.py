@@ -23,6 +23,7 @@ from gtl.nn.dit import gather_positions
 from gtl.process import Masked, Process
 from gtl.ratio.base import SequenceRatio
 from gtl.sample.ancestral import Ancestral
+from gtl.sample.rates import Euler
 
 __all__ = [
     "ExactDenoiser",
@@ -32,6 +33,7 @@ __all__ = [
     "Table",
     "ancestral_law",
     "enumerate_states",
+    "factorised",
     "forward_kernel",
     "joint_kernel",
     "marginal_law",
@@ -253,17 +255,25 @@ def one_position_law(model: Denoiser, length: int) -> Tensor:
     return _clean(law, states, process.mask_id)
 
 
+def factorised(log_kernel: Tensor) -> Tensor:
+    """The transition matrix between all K^L sequences of a kernel (K^L, L, K) that draws every position by itself."""
+    kernel = log_kernel.double().exp()
+    count, length, num_ids = kernel.shape
+    states = enumerate_states(num_ids, length)
+    joint = torch.ones(count, count, dtype=torch.float64)
+    for at in range(length):
+        joint *= kernel[:, at][:, states[:, at]]
+    return joint
+
+
 @torch.no_grad()
-def ancestral_law(sampler: Ancestral, length: int, start: Tensor | None = None) -> Tensor:
-    """The exact law (V^L,) of what an ancestral sampler draws, from its prior or from a law (K^L,) at t = 1."""
+def ancestral_law(sampler: Ancestral | Euler, length: int, start: Tensor | None = None) -> Tensor:
+    """The exact law (V^L,) of what a sampler with a token-factorised kernel draws, from its prior or from a law (K^L,)
+    at t = 1."""
     process = sampler.process
     states = enumerate_states(process.num_ids, length)
     law = process.prior_probability(states).prod(-1) if start is None else start
     sampler.begin()
     for t, s in sampler.times(states):
-        kernel = sampler.kernel(states, t, s).double().exp()  # (S, L, K)
-        joint = torch.ones(len(states), len(states), dtype=torch.float64)
-        for at in range(length):
-            joint *= kernel[:, at, :][:, states[:, at]]
-        law = law @ joint
+        law = law @ factorised(sampler.kernel(states, t, s))
     return _clean(law, states, process.mask_id)

@@ -19,7 +19,11 @@ from torch import Tensor
 from gtl.categorical import uniform
 from gtl.schedule import LogLinear, Schedule
 
-__all__ = ["Process", "stratified"]
+__all__ = ["LEAST", "Process", "stratified"]
+
+
+LEAST = 1e-18
+"""alpha below which nothing is left of the clean token in float64."""
 
 
 def stratified(count: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
@@ -66,6 +70,14 @@ class Process(ABC):
     def rates_into(self, z: Tensor) -> Tensor:
         """G[y, z], the forward rate from y into z per unit of sigma, for every y: z (B, P) -> (B, P, K), float64. Where
         y = z it is minus the rate at which z is left."""
+
+    @abstractmethod
+    def rates_out(self, z: Tensor) -> Tensor:
+        """G[z, y], the forward rate from z into y per unit of sigma, for every y: z (B, P) -> (B, P, K), float64."""
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """sigma(t) = -log alpha(t), finite at t = 1: (B,) -> (B,), float64."""
+        return -torch.log(self.alpha(t).squeeze(-1).clamp(min=LEAST))
 
     @abstractmethod
     def score(self, z: Tensor, log_x: Tensor, t: Tensor) -> Tensor:

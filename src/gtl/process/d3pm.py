@@ -74,14 +74,15 @@ class D3PM(Mixing):
 
     def kernel(self, s: Tensor, t: Tensor) -> Tensor:
         """p(z_t = j | z_s = i): s and t (B,) -> (B, K, K)."""
-        span = (self.sigma(t) - self.sigma(s)).clamp(min=0.0)[:, None]
+        spans, which = (self.sigma(t) - self.sigma(s)).clamp(min=0.0).unique(return_inverse=True)
+        span = spans[:, None]
         if self.symmetric:
             values, vectors = self.eigenvalues.to(t.device), self.vectors.to(t.device)
             matrix = (vectors * torch.exp(span * values).unsqueeze(1)) @ vectors.T
         else:
             matrix = torch.linalg.matrix_exp(span.unsqueeze(-1) * self.generator.to(t.device))
         matrix = matrix.clamp(min=0.0)
-        return matrix / matrix.sum(-1, keepdim=True)
+        return (matrix / matrix.sum(-1, keepdim=True))[which]
 
     def corrupt(self, x: Tensor, t: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return draw_rows(self.kernel(torch.zeros_like(t), t), x, generator)
@@ -104,6 +105,9 @@ class D3PM(Mixing):
 
     def rates_into(self, z: Tensor) -> Tensor:
         return self.generator.T.to(z.device)[z]
+
+    def rates_out(self, z: Tensor) -> Tensor:
+        return self.generator.to(z.device)[z]
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "matrix": self.matrix}

@@ -53,6 +53,11 @@ class Masked(Process):
         into_mask[self.mask_id] = 0.0
         return torch.where(masked, into_mask, own)
 
+    def rates_out(self, z: Tensor) -> Tensor:
+        rates = -torch.nn.functional.one_hot(z, self.num_ids).double()
+        rates[..., self.mask_id] += 1.0
+        return rates
+
     def score(self, z: Tensor, log_x: Tensor, t: Tensor) -> Tensor:
         alpha = self.alpha(t).unsqueeze(-1)
         odds = torch.where((z == self.mask_id).unsqueeze(-1), alpha / (1 - alpha), 1.0)

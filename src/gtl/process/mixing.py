@@ -18,12 +18,9 @@ import torch
 from torch import Tensor
 
 from gtl.categorical import categorical, uniform
-from gtl.process.base import Process
+from gtl.process.base import LEAST, Process
 
 __all__ = ["Mixing", "Uniform", "entropy_integrand"]
-
-LEAST = 1e-18
-"""alpha below which nothing is left of the clean token in float64."""
 
 
 def entropy_integrand(rates: Tensor, score: Tensor, ratio: Tensor) -> Tensor:
@@ -39,10 +36,6 @@ class Mixing(Process):
     @abstractmethod
     def spread(self, weight: Tensor, s: Tensor) -> Tensor:
         """sum_x weight(x) p(z_s = v | x) for every v: weight (B, P, K), s (B,) -> (B, P, K)."""
-
-    def sigma(self, t: Tensor) -> Tensor:
-        """tau(t), finite at t = 1: (B,) -> (B,)."""
-        return -torch.log(self.alpha(t).squeeze(-1).clamp(min=LEAST))
 
     def given_x(self, z: Tensor, log_x: Tensor, t: Tensor) -> Tensor:
         """p(x | z) / p(z | x), (B, P, K): what posterior and score spread over the tokens."""
@@ -118,6 +111,9 @@ class Uniform(Mixing):
     def rates_into(self, z: Tensor) -> Tensor:
         values = torch.full((*z.shape, self.num_ids), 1 / self.num_ids, dtype=torch.float64, device=z.device)
         return values.scatter_(-1, z.unsqueeze(-1), 1 / self.num_ids - 1)
+
+    def rates_out(self, z: Tensor) -> Tensor:
+        return self.rates_into(z)  # G is symmetric
 
 
 def draw_rows(kernel: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -14,7 +14,6 @@ p(z_s | z_t) stands there instead. Revealing several positions at once is exact 
 """
 
 from collections.abc import Iterable
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from gtl.denoiser import Denoiser
 from gtl.guidance import Gamma, guide, stabilise, top_candidates
 from gtl.process import Masked
 from gtl.ratio.base import Ratio
-from gtl.sample.base import Sampler
+from gtl.sample.base import Sampler, uniform_grid
 
 __all__ = ["Ancestral"]
 
@@ -68,23 +67,20 @@ class Ancestral(Sampler):
         self.begin()
 
     def begin(self) -> None:
-        noisy = self.ratio is not None and self.ratio.space == "noisy" and not isinstance(self.process, Masked)
-        self.model = self.denoiser if noisy else self.guided()
-        self._noisy = self.ratio if noisy else None
+        self.model, self._noisy = self.parts()
         self._memory: tuple[Tensor, ...] | None = None
 
     def times(self, z: Tensor) -> Iterable[tuple[float, float]]:
-        grid = [1 - i / self.steps for i in range(self.steps)] + [0.0]
-        return list(pairwise(grid))
+        return uniform_grid(self.steps)
 
     def step(self, z: Tensor, t: float, s: float, generator: torch.Generator | None) -> Tensor:
         if isinstance(self.process, Masked) and (self.stabilised or self.ratio is None):
-            return self._reveal(self.process, z, t, s, generator)
+            chance = self.process.reveal(*(torch.tensor([u], device=z.device) for u in (t, s)))
+            return self.reveal(self.process, z, chance, t, generator)
         return categorical(self.kernel(z, t, s), generator)
 
-    def _reveal(self, process: Masked, z: Tensor, t: float, s: float, generator: torch.Generator | None) -> Tensor:
-        """Draws which positions are revealed, then their tokens."""
-        chance = process.reveal(*(torch.tensor([u], device=z.device) for u in (t, s)))
+    def reveal(self, process: Masked, z: Tensor, chance: Tensor, t: float, generator: torch.Generator | None) -> Tensor:
+        """Draws which masks are revealed, each with the given chance, then their tokens."""
         chosen = bernoulli(chance, tuple(z.shape), generator) & (z == process.mask_id)
         count = chosen.sum(-1)
         rows = count.nonzero().squeeze(-1)
@@ -108,7 +104,7 @@ class Ancestral(Sampler):
         log_p = self.process.posterior(z, log_x, time, after)
         if log_r is None or candidates is None:
             return log_p
-        gamma = self.gamma(time).view(-1, 1, 1) if callable(self.gamma) else self.gamma
+        gamma = self.strength(time)
         if self.stabilised:  # the last candidate is the mask
             log_q = guide(log_p, log_r[..., :-1], gamma, candidates[..., :-1])
             log_q = stabilise(log_q, log_p, mask_id)
@@ -125,8 +121,7 @@ class Ancestral(Sampler):
         positions = torch.arange(z.shape[1], device=z.device).expand_as(z)
         candidates = top_candidates(log_p, self.n_ratio or self.process.num_ids)
         log_r = self._noisy.log_ratio(z, positions, candidates, s, source)
-        gamma = self.gamma(t).view(-1, 1, 1) if callable(self.gamma) else self.gamma
-        return guide(log_p, log_r, gamma, candidates)
+        return guide(log_p, log_r, self.strength(t), candidates)
 
     def _evaluate(self, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The networks' outputs for every row, run only on rows that changed since the last call if cached."""

@@ -7,6 +7,7 @@ with the one-position sampler that is exact conditional sampling.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, overload
 
 import torch
@@ -17,10 +18,15 @@ from gtl.guidance import Gamma, Guided, check_gamma, check_n_ratio
 from gtl.process import Process
 from gtl.ratio.base import Ratio
 
-__all__ = ["Callback", "Sampler", "Trace"]
+__all__ = ["Callback", "Sampler", "Trace", "uniform_grid"]
 
 Callback = Callable[[int, int, Tensor], None]
 """Called after every step with its index, the number of steps, and the state z (B, L)."""
+
+
+def uniform_grid(steps: int) -> list[tuple[float, float]]:
+    """T equal steps from t = 1 to s = 0."""
+    return list(pairwise([1 - i / steps for i in range(steps)] + [0.0]))
 
 
 @dataclass
@@ -67,6 +73,16 @@ class Sampler(ABC):
         if self.ratio is None:
             return self.denoiser
         return Guided(self.denoiser, self.ratio, self.gamma, self.n_ratio)
+
+    def parts(self) -> tuple[Denoiser, Ratio | None]:
+        """The (guided) model of x, and the ratio left to weigh z_s: a noisy one, under noise other than masked."""
+        if self.ratio is not None and self.ratio.space == "noisy" and self.process.name != "masked":
+            return self.denoiser, self.ratio
+        return self.guided(), None
+
+    def strength(self, t: Tensor) -> float | Tensor:
+        """gamma, or gamma(t) of times (B,) as (B, 1, 1)."""
+        return self.gamma(t).view(-1, 1, 1) if callable(self.gamma) else self.gamma
 
     @abstractmethod
     def times(self, z: Tensor) -> Iterable[tuple[float, float]]:
@@ -130,7 +146,7 @@ class Sampler(ABC):
         grid = list(self.times(state))
         for index, (t, s) in enumerate(grid):
             state = self.step(state, t, s, generator)
-            if frozen is not None and self.process.mask_id is None:  # masked noise never changes a revealed token
+            if frozen is not None:
                 state = torch.where(frozen, held, state)
             if callback is not None:
                 callback(index, len(grid), state)
