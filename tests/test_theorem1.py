@@ -5,7 +5,15 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gtl.exact import ExactDenoiser, ExactRatio, ancestral_law, enumerate_states, joint_kernel, marginal_law
+from gtl.exact import (
+    ExactDenoiser,
+    ExactRatio,
+    ancestral_law,
+    enumerate_states,
+    forward_kernel,
+    joint_kernel,
+    marginal_law,
+)
 from gtl.guidance import guide
 from gtl.process import Masked
 from gtl.sample import Ancestral
@@ -35,6 +43,37 @@ def test_the_joint_kernel_reweighted_ends_in_the_target(name, steps):
     for law, target in ((guided, q), (plain, p)):
         ends = law if process.mask_id is None else law[(states != process.mask_id).all(-1)]
         torch.testing.assert_close(ends, target.p, rtol=0, atol=1e-6)
+
+
+@every_process
+def test_the_lemma(name):
+    """E_q[KL] = E_p[r KL] for any reverse model, and the reweighted source kernel has the least of it."""
+    process = PROCESSES[name]()
+    p, q = laws(process)
+    t, s = 0.6, 0.3
+    states = enumerate_states(process.num_ids, LENGTH)
+    into, across = (forward_kernel(process, states, LENGTH, *span) for span in ((0.0, s), (s, t)))
+    clean = [int((states == x).all(-1).nonzero()) for x in p.x]
+    noisy = forward_kernel(process, states, LENGTH, 0.0, t)
+    true = into[clean].unsqueeze(1) * across.T.unsqueeze(0)  # (x, z_t, z_s)
+    true = true / true.sum(-1, keepdim=True).clamp(min=1e-300)
+
+    def losses(kernel: torch.Tensor) -> tuple[float, float]:
+        gap = torch.where(true > 0, true * (true / kernel.clamp(min=1e-300)).log(), 0.0).sum(-1)
+        under_q = (q.p[:, None] * noisy[clean] * gap).sum()
+        return float(under_q), float((p.p[:, None] * noisy[clean] * (q.p / p.p)[:, None] * gap).sum())
+
+    log_r = ExactRatio(p, q).log_value(states, torch.full((len(states),), s, dtype=torch.float64))
+    kernel = joint_kernel(p, LENGTH, t, s)
+    best = guide(kernel, log_r.nan_to_num(nan=0.0, neginf=-torch.inf).expand_as(kernel)).exp().nan_to_num(0.0)
+    least = losses(best)
+    assert least[0] == pytest.approx(least[1], rel=1e-9)
+    generator = torch.Generator().manual_seed(0)
+    for size in (0.01, 1.0):
+        other = best * torch.exp(size * torch.randn(best.shape, generator=generator, dtype=torch.float64))
+        values = losses(other / other.sum(-1, keepdim=True).clamp(min=1e-300))
+        assert values[0] == pytest.approx(values[1], rel=1e-9)
+        assert values[0] > least[0]
 
 
 @every_process

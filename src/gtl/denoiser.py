@@ -25,11 +25,13 @@ class Prediction(NamedTuple):
     log_probs: (B, P, K), normalised log p(x_l = v | z) at the positions asked for.
     hidden: the trunk's hidden states, (B, L, D) each, from the embedding to the last; empty where there is no trunk.
     source: (B, P, K), of a guided denoiser what its frozen source said; None of any other.
+    score: (B, P, K), of a score model the concrete score that it gave.
     """
 
     log_probs: Tensor
     hidden: tuple[Tensor, ...] = ()
     source: Tensor | None = None
+    score: Tensor | None = None
 
 
 class Denoiser(nn.Module, ABC):

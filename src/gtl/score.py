@@ -19,7 +19,7 @@ denoiser (`Process.score` and `Process.mean`), so `ScoreDenoiser` is one.
 import torch
 from torch import Tensor
 
-from gtl.denoiser import Denoiser, Prediction
+from gtl.denoiser import NetworkDenoiser, Prediction
 from gtl.nn.dit import DiT, gather_positions
 from gtl.process import Process
 from gtl.process.mixing import entropy_integrand
@@ -65,32 +65,22 @@ def score_entropy(process: Process, x: Tensor, z: Tensor, t: Tensor, score: Tens
     return entropy_integrand(process.rates_into(z), score.double(), process.score(z, truth, t)).sum(-1)
 
 
-class ScoreDenoiser(Denoiser):
-    """A network that gives log-scores, as a denoiser."""
+class ScoreDenoiser(NetworkDenoiser):
+    """A network that gives log-scores, as a denoiser. Trained by `train/score`."""
 
-    def __init__(self, process: Process, network: DiT) -> None:
+    def __init__(self, process: Process, network: DiT, banned: tuple[int, ...] = ()) -> None:
         """Wraps a time-conditioned network with one log-score for each of the K ids."""
-        super().__init__()
-        if (network.num_ids, network.outputs) != (process.num_ids, process.num_ids):
-            raise ValueError(
-                f"the network knows {network.num_ids} ids and has {network.outputs} outputs; "
-                f"the process has {process.num_ids} ids"
-            )
+        super().__init__(process, network, banned)
         if not network.time_conditioned:
             raise ValueError("a concrete score depends on the time: give the network time_conditioned=True")
-        self.process, self.network, self.timeless = process, network, False
-
-    def log_score(self, z: Tensor, t: Tensor, positions: Tensor | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The log concrete score (B, P, K), 0 at the token itself, and the hidden states."""
-        hidden = self.network.layers(z, t)
-        at, tokens = hidden[-1], z
-        if positions is not None:
-            at, tokens = gather_positions(at, positions), gather_positions(z, positions)
-        return self.network.head(at).float().scatter(-1, tokens.unsqueeze(-1), 0.0), hidden
 
     def forward(self, z: Tensor, t: Tensor | None = None, positions: Tensor | None = None) -> Prediction:
         if t is None:
             raise ValueError("a score depends on the time: pass t")
-        log_score, hidden = self.log_score(z, t, positions)
-        tokens = z if positions is None else gather_positions(z, positions)
-        return Prediction(self.process.mean(tokens, log_score.double().exp(), t).float(), hidden)
+        hidden = self.network.layers(z, t)
+        at, tokens = hidden[-1], z
+        if positions is not None:
+            at, tokens = gather_positions(at, positions), gather_positions(z, positions)
+        score = self.network.head(at).float().scatter(-1, tokens.unsqueeze(-1), 0.0).exp()
+        score = score.index_fill(-1, self.never, 0.0).double()
+        return Prediction(self.process.mean(tokens, score, t).float(), hidden, score=score)

@@ -249,6 +249,21 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "report.html" in shown
 
 
+@pytest.mark.parametrize("process", ["uniform", "d3pm", "ctmc"])
+def test_other_noise(tmp_path: Path, process: str):
+    """Source, baselines and the local ratio under noise without masks, with the stated steps and names."""
+    gtl(f"reproduce markov --process {process} {TOY} --n 6", "--out", tmp_path / "out")
+    assert kl(tmp_path / "out").keys() == {("source", None)} | {
+        (method, 6) for method in ("counting", "vanilla", "finetuned", "gtl-local")
+    }
+    config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    sampler = "tau-leaping" if process == "ctmc" else "ancestral"
+    assert (config["sampler"], config["sampling_steps"], config["experiment"]) == (sampler, 64, f"markov-{process}")
+    assert all(np.isfinite(value) for value in measured(tmp_path / "out").values())
+    kind = json.loads((tmp_path / "out" / "source-0" / "config.json").read_text())["kind"]
+    assert kind == ("score" if process == "ctmc" else "denoiser")
+
+
 def test_another_seed_is_another_run(run: Path, tmp_path: Path):
     gtl(f"reproduce markov {TOY} --n 8 --methods counting,source --first_seed 1", "--out", tmp_path / "out")
     values = kl(tmp_path / "out")

@@ -15,10 +15,19 @@ from torch import nn
 import gtl
 from gtl.denoiser import NetworkDenoiser
 from gtl.nn.dit import DiT
-from gtl.process import Masked
-from gtl.ratio import NetworkRatio
+from gtl.process import D3PM, Masked, Uniform
+from gtl.ratio import LocalRatio, NetworkRatio
 from gtl.schedule import make_schedule
-from gtl.train.checkpoint import atomic, load_denoiser, load_model, load_ratio, save_model, write_json
+from gtl.score import ScoreDenoiser
+from gtl.train.checkpoint import (
+    atomic,
+    load_denoiser,
+    load_model,
+    load_ratio,
+    load_sequence_ratio,
+    save_model,
+    write_json,
+)
 
 PROCESS = Masked(5, 2, make_schedule("geometric", sigma_min=1e-3, sigma_max=10.0))
 Z = torch.tensor([[0, 2, 4, 2], [2, 2, 2, 2], [1, 3, 0, 4]])
@@ -265,3 +274,34 @@ def test_no_pickle_in_the_sources():
         for call in ("np.load(", "np.save("):
             for line in path.read_text().splitlines():
                 assert call not in line or "allow_pickle=False" in line, f"{path}: {line.strip()}"
+
+
+@pytest.mark.parametrize("process", [Uniform(4), D3PM(4, "gaussian:1"), D3PM(4, "absorbing")], ids=lambda p: p.name)
+def test_score_models_and_other_noise_come_back(tmp_path: Path, process):
+    """The kind of model and the process with its matrix."""
+    torch.manual_seed(0)
+    model = ScoreDenoiser(process, DiT(4, 4, width=8, depth=1, heads=2, time_conditioned=True)).eval()
+    torch.nn.init.normal_(model.network.head.weight)
+    save_model(tmp_path / "score", model)
+    again = load_denoiser(tmp_path / "score")
+    assert isinstance(again, ScoreDenoiser)
+    assert again.process.config() == process.config()
+    z, t = torch.randint(3, (2, 5)), torch.tensor([0.3, 0.8])
+    assert torch.equal(again(z, t).log_probs, model(z, t).log_probs)
+
+
+def test_local_ratios_come_back_with_their_gamma(tmp_path: Path):
+    torch.manual_seed(0)
+    denoiser = NetworkDenoiser(Masked(5), DiT(5, 5, width=8, depth=1, heads=2)).eval()
+    ratio = LocalRatio.build(denoiser, width=8, depth=1, heads=2).eval()
+    torch.nn.init.normal_(ratio.network.dit.head.weight)
+    ratio.gamma = 1.5
+    save_model(tmp_path / "local", ratio)
+    again = load_ratio(tmp_path / "local")
+    assert again.gamma == 1.5
+    z = torch.randint(5, (2, 5))
+    context = denoiser(z)
+    positions = torch.arange(5).expand(2, -1)
+    assert torch.equal(again.table(z, positions, None, context), ratio.table(z, positions, None, context))
+    with pytest.raises(ValueError, match="sequence ratio or classifier"):
+        load_sequence_ratio(tmp_path / "local")

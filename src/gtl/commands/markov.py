@@ -43,6 +43,7 @@ def reproduce(
     experiment: Literal["markov"],
     preset: Literal["small", "demo", "paper"] = "small",
     out: str | None = None,
+    process: Literal["masked", "uniform", "d3pm", "ctmc"] | None = None,
     name: str | None = None,
     seeds: int = 1,
     first_seed: int = 0,
@@ -54,7 +55,7 @@ def reproduce(
     n: list[int] | None = None,
     methods: list[str] | None = None,
     samples: int | None = None,
-    sampler: Literal["one-position", "ancestral"] | None = None,
+    sampler: Literal["one-position", "ancestral", "tau-leaping"] | None = None,
     sampling_steps: int | None = None,
     n_ratio: int | None = None,
     source_steps: int | None = None,
@@ -81,6 +82,8 @@ def reproduce(
         preset: small is sized for a CPU, demo for two cores and six minutes; paper is the paper's own protocol, meant
             for a GPU.
         out: folder for the results; by default a new one under runs/.
+        process: the noise; d3pm is a discretised Gaussian, ctmc uniform rates with a score model. Other than masked, it
+            is sampled in 64 steps (ancestral, or tau-leaping for ctmc).
         name: what the rows call the experiment, for chains other than the paper's.
         seeds: how many, counted from first_seed.
         first_seed: the first seed.
@@ -115,6 +118,10 @@ def reproduce(
     given = {key: value for key, value in locals().items() if value is not None}
     for key in ("experiment", "preset", "out", "seeds", "first_seed"):
         given.pop(key, None)
+    if process not in (None, "masked"):
+        given.setdefault("name", f"{experiment}-{process}")
+        given.setdefault("sampler", "tau-leaping" if process == "ctmc" else "ancestral")
+        given.setdefault("sampling_steps", 64)
     if "name" in given:
         given["experiment"] = given.pop("name")
     if seeds < 1:

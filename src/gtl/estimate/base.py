@@ -22,9 +22,12 @@ from gtl.nn.dit import DiT, Pooling
 from gtl.progress import Bar
 from gtl.ratio import NetworkRatio, Ratio
 from gtl.ratio.gamma import GAMMAS, nll_by_gamma
+from gtl.score import ScoreDenoiser
+from gtl.train.denoiser import DenoiserObjective
 from gtl.train.likelihood import Judged
 from gtl.train.loop import Fit, FitSettings, fit
 from gtl.train.objective import Objective
+from gtl.train.score import ScoreObjective
 
 __all__ = ["Adapted", "NetworkSize", "Part", "Problem", "Recipe", "Trained", "Training", "choose"]
 
@@ -284,7 +287,13 @@ class Problem:
         """An untrained denoiser of the source's size."""
         torch.manual_seed(self.seed)
         config = self.source.network.config()
-        return NetworkDenoiser(self.source.process, DiT(**config))
+        return type(self.source)(self.source.process, DiT(**config))
+
+    def denoiser_objective(self, model: NetworkDenoiser, rows: Tensor, held_out: Tensor | None = None) -> Objective:
+        """The loss of a denoiser on rows, with others to judge it by."""
+        if isinstance(model, ScoreDenoiser):
+            return ScoreObjective(model, rows, held_out)
+        return DenoiserObjective(model, rows, held_out)
 
     def fresh_sequence_ratio(self, pooling: Pooling, smoothing: float = 0.0) -> NetworkRatio:
         """An untrained sequence ratio."""

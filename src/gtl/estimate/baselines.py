@@ -8,7 +8,6 @@ import copy
 
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate.base import Adapted, Part, Problem, Trained
-from gtl.train.denoiser import DenoiserObjective
 
 __all__ = ["finetuned", "finetuned_epochs", "vanilla", "vanilla_epochs"]
 
@@ -22,7 +21,7 @@ def recipe(problem: Problem, part: Part, from_source: bool) -> Trained:
     """A denoiser on the target."""
     model = start(problem, from_source)
     warmup = problem.training.finetuned_warmup if from_source else problem.training.warmup
-    objective = DenoiserObjective(model, part.rows, part.held_out)
+    objective = problem.denoiser_objective(model, part.rows, part.held_out)
     fit = problem.fit(part.name, model, objective, part.steps, stop=part.stop, warmup=warmup)
     return Trained(model, None, [fit])
 
@@ -31,7 +30,7 @@ def epochs(problem: Problem, method: str, from_source: bool, count: int) -> Adap
     """As the paper trains it."""
     model = start(problem, from_source)
     steps = count * -(-len(problem.target) // problem.training.batch_size)
-    fit = problem.fit(method, model, DenoiserObjective(model, problem.target), steps, ema=0.0)
+    fit = problem.fit(method, model, problem.denoiser_objective(model, problem.target), steps, ema=0.0)
     return Adapted(model, steps=fit.steps, seconds=fit.seconds, weights=fit.weights)
 
 

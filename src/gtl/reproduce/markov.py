@@ -26,16 +26,16 @@ from gtl.evaluate.transition import estimate_transitions, transition_kl, transit
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
 from gtl.guidance import Guided, check_n_ratio
 from gtl.nn.dit import DiT
-from gtl.process import Masked
+from gtl.process import D3PM, Masked, Process, Uniform
 from gtl.progress import Bar
 from gtl.ratio import Ratio
 from gtl.ratio.gamma import GAMMAS
 from gtl.report.markov import heat_maps, page
 from gtl.run import Run
-from gtl.sample import Ancestral, OnePosition, Sampler
+from gtl.sample import Ancestral, OnePosition, Sampler, TauLeaping
 from gtl.sample.base import Callback
+from gtl.score import ScoreDenoiser
 from gtl.train.checkpoint import load_denoiser, save_model, write_json
-from gtl.train.denoiser import DenoiserObjective
 from gtl.train.loop import mix
 
 __all__ = ["PRESETS", "Protocol", "reproduce_markov"]
@@ -54,6 +54,8 @@ class Protocol:
     """Everything that defines a run of the experiment, apart from the seeds."""
 
     experiment: str = "markov"
+    process: Literal["masked", "uniform", "d3pm", "ctmc"] = "masked"
+    """The noise: d3pm is a discretised Gaussian, ctmc uniform rates with a score model trained by score entropy."""
     source_matrix: str = "diagonal:0.1"
     target_matrix: str = "diagonal:0.8"
     vocabulary: int = 5
@@ -64,7 +66,7 @@ class Protocol:
     samples: int = 4096
     validation_samples: int = 128
     """Generated sequences behind the choice of gamma, where samples decide it."""
-    sampler: Literal["one-position", "ancestral"] = "one-position"
+    sampler: Literal["one-position", "ancestral", "tau-leaping"] = "one-position"
     sampling_steps: int = 20
     n_ratio: int | None = None
     held_out: float = 0.1
@@ -76,6 +78,8 @@ class Protocol:
         known = [*UNTRAINED, *METHODS]
         if not self.methods:
             raise ValueError("methods: give at least one")
+        if self.process != "masked" and self.sampler == "one-position":
+            raise ValueError(f"sampler=one-position reveals masks; {self.process} noise has none: use ancestral")
         if self.sampling_steps < 1:
             raise ValueError(f"sampling_steps={self.sampling_steps} must be at least 1")
         for method in self.methods:
@@ -153,6 +157,13 @@ def reproduce_markov(
     return run
 
 
+def make_noise(name: str, size: int) -> Process:
+    """The process of an experiment over `size` states."""
+    if name == "masked":
+        return Masked(size + 1)
+    return D3PM(size, "gaussian:1") if name == "d3pm" else Uniform(size)
+
+
 class Experiment:
     """All methods under one seed."""
 
@@ -162,9 +173,9 @@ class Experiment:
         self.protocol, self.seed, self.run, self.bar, self.device = protocol, seed, run, bar, device
         self.matrices = source, target
         self.size = len(source)
-        self.process = Masked(self.size + 1)
+        self.process = make_noise(protocol.process, self.size)
         draw = [torch.Generator().manual_seed(mix(seed, which)) for which in range(2)]
-        x = check_tokens(sample_chain(source, protocol.m, protocol.length, draw[0]), self.size + 1, self.size)
+        x = check_tokens(sample_chain(source, protocol.m, protocol.length, draw[0]), self.process.num_ids)
         self.source_data = split(x, protocol.held_out, seed)
         self.target_all = target_sequences(target, max(protocol.n), protocol.length, seed)
         self.test = sample_chain(target, 256, protocol.length, draw[1]).to(device)
@@ -208,7 +219,8 @@ class Experiment:
         t, p = self.protocol.training, self.process
         size = asdict(t.denoiser)
         torch.manual_seed(self.seed)
-        model = NetworkDenoiser(p, DiT(p.num_ids, p.num_ids, **size))
+        network = DiT(p.num_ids, p.num_ids, time_conditioned=not isinstance(p, Masked), **size)
+        model = (ScoreDenoiser if self.protocol.process == "ctmc" else NetworkDenoiser)(p, network)
         problem = Problem(
             t,
             model,
@@ -219,7 +231,8 @@ class Experiment:
             log=self.run.log,
             label=self.several,
         )
-        problem.fit("the source model", model, DenoiserObjective(model, *self.source_data), t.source_steps, patience=0)
+        objective = problem.denoiser_objective(model, *self.source_data)
+        problem.fit("the source model", model, objective, t.source_steps, patience=0)
         save_model(folder, model)
         return model
 
@@ -228,13 +241,15 @@ class Experiment:
         p = self.protocol
         if p.sampler == "one-position":
             return OnePosition(denoiser, ratio, gamma=gamma, n_ratio=p.n_ratio)
+        if p.sampler == "tau-leaping":
+            return TauLeaping(denoiser, ratio, gamma=gamma, n_ratio=p.n_ratio, steps=p.sampling_steps)
         return Ancestral(denoiser, ratio, gamma=gamma, n_ratio=p.n_ratio, steps=p.sampling_steps)
 
     def draw(self, adapted: Adapted, gamma: float, count: int, callback: Callback | None = None) -> Tensor:
         """Generated sequences (count, L), the same randomness for every method."""
         generator = torch.Generator(self.device).manual_seed(mix(self.seed, 7))
-        start = torch.full((count, self.protocol.length), self.process.mask_id, device=self.device)
-        return self.sampler(adapted.denoiser, adapted.ratio, gamma)(start, generator=generator, callback=callback)
+        sampler = self.sampler(adapted.denoiser, adapted.ratio, gamma)
+        return sampler((count, self.protocol.length), generator=generator, callback=callback)
 
     def measure(self, method: str, n: int | None, adapted: Adapted) -> None:
         """Samples from an adapted model and records what came out."""

@@ -17,6 +17,7 @@ from gtl.guidance import check_gamma
 from gtl.nn.dit import DiT
 from gtl.process import make_process
 from gtl.ratio import RATIOS, LocalRatio, NetworkRatio
+from gtl.score import ScoreDenoiser
 
 __all__ = [
     "Model",
@@ -77,7 +78,8 @@ def save_model(folder: Path, model: Model) -> None:
     """Writes a checkpoint into a folder."""
     config: dict[str, Any] = {"process": model.process.config()}
     if isinstance(model, NetworkDenoiser):
-        config |= {"kind": "denoiser", "network": model.network.config(), "banned": list(model.banned)}
+        kind = "score" if isinstance(model, ScoreDenoiser) else "denoiser"
+        config |= {"kind": kind, "network": model.network.config(), "banned": list(model.banned)}
     else:
         config |= {"kind": model.kind, "gamma": model.gamma, **model.config()}
     write_json(folder / "config.json", config)
@@ -95,8 +97,9 @@ def load_model(folder: str | Path) -> Model:
         config = json.loads((folder / "config.json").read_text())
         process = make_process(config["process"])
         model: Model
-        if config["kind"] == "denoiser":
-            model = NetworkDenoiser(process, DiT(**config["network"]), tuple(config["banned"]))
+        if config["kind"] in ("denoiser", "score"):
+            kind = ScoreDenoiser if config["kind"] == "score" else NetworkDenoiser
+            model = kind(process, DiT(**config["network"]), tuple(config["banned"]))
         elif config["kind"] in RATIOS:
             model = RATIOS[config["kind"]].from_config(process, config)
             model.gamma = float(config["gamma"])
