@@ -4,8 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from gtl.exact import ExactDenoiser, ExactRatio
+from gtl.process import D3PM, Uniform
 from gtl.ratio import Combination, SequenceRatio
 from gtl.ratio.gamma import GAMMAS, choose_gamma, choose_weights, nll_by_gamma
+from known import laws
 
 
 class Noise(SequenceRatio):
@@ -157,3 +160,24 @@ def test_weights_of_a_ratio_that_is_not_a_number(make_pair):
     noise.values[:] = torch.nan
     with pytest.raises(ValueError, match="not numbers"):
         choose_weights(pair.denoiser, [noise], draw(pair, 100), 100)
+
+
+@pytest.mark.parametrize("process", [Uniform(3), D3PM(3, "gaussian:1")], ids=["uniform", "gaussian"])
+@pytest.mark.parametrize("one_place", [False, True])
+def test_a_noisy_ratio_under_other_noise(process, one_place):
+    """It guides the rates (Theorem 2): at gamma 1 the exact ratio makes the target as likely as the target's own denoiser
+    does, and halved it wants gamma 2."""
+    p, q = laws(process)
+    x = q.x[torch.multinomial(q.p, 3000, True, generator=torch.Generator().manual_seed(0))]
+    ratio = ExactRatio(p, q)
+
+    def seeded() -> torch.Generator:
+        return torch.Generator().manual_seed(1)
+
+    found = nll_by_gamma(ExactDenoiser(p), ratio, x, [0.0, 1.0, 2.0], 3000, generator=seeded(), one_place=one_place)
+    none = 0 * ratio
+    best = nll_by_gamma(ExactDenoiser(q), none, x, [0.0], 3000, generator=seeded(), one_place=one_place)
+    assert float(found[1]) == pytest.approx(float(best), rel=1e-6)
+    assert int(found.argmin()) == 1
+    if not one_place:
+        assert choose_gamma(ExactDenoiser(p), 0.5 * ratio, x) == 2.0

@@ -322,7 +322,7 @@ def test_judged_trains_by_one_loss_and_stops_by_another():
     guided, x = networks("sequence").eval(), data(8)
     process = guided.process
     inner = ClassifierObjective(process, {"source": data(), "target": data()})
-    judged = Judged(inner, guided, x)
+    judged = Judged(inner, guided.denoiser, guided.ratio, x)
     assert judged.train is inner.train
     assert judged.held_out is not None
     assert torch.equal(judged.held_out["target"], x)

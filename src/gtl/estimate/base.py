@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from gtl.data.tokens import folds, split
 from gtl.denoiser import Denoiser, NetworkDenoiser
-from gtl.guidance import Guided
 from gtl.nn.dit import DiT, Pooling
 from gtl.progress import Bar
 from gtl.ratio import NetworkRatio, Ratio
@@ -281,7 +280,7 @@ class Problem:
         """The objective of a ratio's last network, judged by held-out likelihood where the rule is that."""
         if part.held_out is None or not self.training.folds:
             return objective
-        return Judged(objective, Guided(self.source, ratio, 1.0), part.held_out)
+        return Judged(objective, self.source, ratio, part.held_out)
 
     def fresh_denoiser(self) -> NetworkDenoiser:
         """An untrained denoiser of the source's size."""
@@ -298,7 +297,10 @@ class Problem:
     def fresh_sequence_ratio(self, pooling: Pooling, smoothing: float = 0.0) -> NetworkRatio:
         """An untrained sequence ratio."""
         torch.manual_seed(self.seed)
-        ratio = NetworkRatio.build(self.source.process, pooling, smoothing, **vars(self.training.ratio))
+        timed = self.source.network.time_conditioned
+        ratio = NetworkRatio.build(
+            self.source.process, pooling, smoothing, time_conditioned=timed, **vars(self.training.ratio)
+        )
         if self.training.warm_start:
             warm_start(ratio.network.dit, self.source.network)
         return ratio.to(next(self.source.parameters()).device)

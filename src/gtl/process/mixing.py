@@ -63,13 +63,18 @@ class Mixing(Process):
     def nelbo(
         self, x: Tensor, z: Tensor, t: Tensor, log_x: Tensor, timeless: bool, place: Tensor | None = None
     ) -> Tensor:
+        at = z if place is None else z.gather(1, place.unsqueeze(1))
+        return self.nelbo_of_score(x, z, t, self.score(at, log_x, t), place).to(log_x.dtype)
+
+    def nelbo_of_score(self, x: Tensor, z: Tensor, t: Tensor, score: Tensor, place: Tensor | None = None) -> Tensor:
+        """The same of a concrete score (B, L, K), or (B, 1, K) at `place`: (B,), float64."""
         length = x.shape[1]
         if place is not None:
             x, z = x.gather(1, place.unsqueeze(1)), z.gather(1, place.unsqueeze(1))
         truth = torch.nn.functional.one_hot(x, self.num_ids).double().log()
-        terms = entropy_integrand(self.rates_into(z), self.score(z, log_x, t), self.score(z, truth, t)).sum(-1)
+        terms = entropy_integrand(self.rates_into(z), score, self.score(z, truth, t)).sum(-1)
         total = terms / self.alpha(t).squeeze(-1).clamp(min=1e-9)
-        return (total if place is None else total * length).to(log_x.dtype)
+        return total if place is None else total * length
 
     def some_place(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return (uniform((len(z),), z.device, generator) * z.shape[1]).long()

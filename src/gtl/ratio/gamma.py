@@ -14,8 +14,10 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from gtl.denoiser import Denoiser
+from gtl.denoiser import Denoiser, Prediction
 from gtl.guidance import check_gamma, check_n_ratio, guide, top_candidates
+from gtl.nn.dit import gather_positions
+from gtl.process import Mixing
 from gtl.ratio.base import Combination, Ratio
 
 __all__ = ["GAMMAS", "choose_gamma", "choose_weights", "nll_by_gamma"]
@@ -57,16 +59,40 @@ def nll_by_gamma(
         else:
             positions = place.unsqueeze(1)
             source = denoiser(z, time, positions)
-        if count == process.vocabulary:
-            candidates, log_r = None, ratio.table(z, positions, time, source)
+        if isinstance(process, Mixing) and ratio.space == "noisy":
+            total += noisy_nelbo(process, ratio, part, z, time, source, positions, place, gammas)
         else:
-            candidates = top_candidates(source.log_probs, count, process.mask_id)
-            log_r = ratio.log_ratio(z, positions, candidates, time, source)
-        for index, gamma in enumerate(gammas):
-            log_q = guide(source.log_probs, log_r, gamma, candidates, keep_tail=True)
-            total[index] += float(process.nelbo(part, z, time, log_q, denoiser.timeless, place).sum())
+            if count == process.vocabulary:
+                candidates, log_r = None, ratio.table(z, positions, time, source)
+            else:
+                candidates = top_candidates(source.log_probs, count, process.mask_id)
+                log_r = ratio.log_ratio(z, positions, candidates, time, source)
+            for index, gamma in enumerate(gammas):
+                log_q = guide(source.log_probs, log_r, gamma, candidates, keep_tail=True)
+                total[index] += float(process.nelbo(part, z, time, log_q, denoiser.timeless, place).sum())
         seen += part.numel()
     return total / seen
+
+
+def noisy_nelbo(
+    process: Mixing,
+    ratio: Ratio,
+    x: Tensor,
+    z: Tensor,
+    t: Tensor,
+    source: Prediction,
+    positions: Tensor,
+    place: Tensor | None,
+    gammas: Sequence[float],
+) -> Tensor:
+    """The NELBO of x (B, L), summed, at each gamma, where a noisy ratio guides the rates (Theorem 2): (G,)."""
+    tokens = gather_positions(z, positions)
+    every = torch.arange(process.num_ids, device=z.device).expand(*positions.shape, -1)
+    log_r = ratio.log_ratio(z, positions, every, t, source).double()
+    gap = log_r - log_r.gather(-1, tokens.unsqueeze(-1))
+    score = process.score(tokens, source.log_probs, t)
+    values = [process.nelbo_of_score(x, z, t, score * torch.exp(gamma * gap), place).sum() for gamma in gammas]
+    return torch.stack(values).cpu()
 
 
 def corruptions(

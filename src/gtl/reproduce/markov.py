@@ -26,10 +26,10 @@ from gtl.evaluate.transition import estimate_transitions, transition_kl, transit
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
 from gtl.guidance import Guided, check_n_ratio
 from gtl.nn.dit import DiT
-from gtl.process import D3PM, Masked, Process, Uniform
+from gtl.process import D3PM, Masked, Mixing, Process, Uniform
 from gtl.progress import Bar
 from gtl.ratio import Ratio
-from gtl.ratio.gamma import GAMMAS
+from gtl.ratio.gamma import GAMMAS, nll_by_gamma
 from gtl.report.markov import heat_maps, page
 from gtl.run import Run
 from gtl.sample import Ancestral, OnePosition, Sampler, TauLeaping
@@ -262,15 +262,23 @@ class Experiment:
         x = self.draw(adapted, adapted.gamma, p.samples, lambda i, count, _: self.bar.advance((i + 1) / count))
         seconds = adapted.seconds + time.perf_counter() - started
         extra: dict[str, Any] = {"seconds": seconds, "trainable_weights": adapted.weights}
-        model = adapted.denoiser
         if adapted.ratio is not None:
-            model = Guided(adapted.denoiser, adapted.ratio, adapted.gamma, p.n_ratio, keep_tail=True)
             self.add(method, n, "gamma", adapted.gamma)
-        generator = torch.Generator(self.device).manual_seed(mix(self.seed, 8))
-        self.add(method, n, "nll", nll(model, self.test, draws=2, generator=generator, batch=128))
+        self.add(method, n, "nll", self.likelihood(adapted))
         if adapted.steps:
             self.add(method, n, "steps", adapted.steps)
         self.record(method, n, x, **extra)
+
+    def likelihood(self, adapted: Adapted) -> float:
+        """The NELBO per token of test sequences."""
+        generator = torch.Generator(self.device).manual_seed(mix(self.seed, 8))
+        model, ratio, n_ratio = adapted.denoiser, adapted.ratio, self.protocol.n_ratio
+        if ratio is not None and ratio.space == "noisy" and isinstance(self.process, Mixing):
+            gammas, rows = [adapted.gamma], 2 * len(self.test)
+            return float(nll_by_gamma(model, ratio, self.test, gammas, rows, generator=generator, one_place=True))
+        if ratio is not None:
+            model = Guided(model, ratio, adapted.gamma, n_ratio, keep_tail=True)
+        return nll(model, self.test, draws=2, generator=generator, batch=128)
 
     def best_gamma(self, method: str, n: int, adapted: Adapted) -> None:
         """Records the gamma that does best on the metric, as the paper's table does."""
@@ -329,7 +337,8 @@ def planned_units(p: Protocol, size: int) -> float:
 
 def add_published(run: Run, p: Protocol) -> None:
     """The paper's own figures beside ours, where the setting is the paper's."""
-    if (p.source_matrix, p.target_matrix, p.length, p.vocabulary) != ("diagonal:0.1", "diagonal:0.8", 20, 5):
+    setting = p.process, p.source_matrix, p.target_matrix, p.length, p.vocabulary
+    if setting != ("masked", "diagonal:0.1", "diagonal:0.8", 20, 5):
         return
     for method, values in PUBLISHED.items():
         for n in p.n:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gtl.denoiser import Denoiser
 from gtl.guidance import Guided
-from gtl.ratio.base import SequenceRatio
+from gtl.ratio.base import Ratio, SequenceRatio
 from gtl.ratio.gamma import GAMMAS, nll_by_gamma
 from gtl.train.classifier import logistic
 from gtl.train.objective import Objective
@@ -86,31 +87,37 @@ class LikelihoodObjective(Objective):
         return torch.cat([logistic(s[: len(z)], False), logistic(s[len(z) :], True)]).mean()
 
     def score(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
-        return held_out_score(self.guided, batch["target"], self.gammas, generator)
+        guided = self.guided
+        return held_out_score(guided.denoiser, guided.ratio, batch["target"], self.gammas, generator)
 
 
 class Judged(Objective):
     """Another objective's loss, stopped by the conditional likelihood of held-out target rows."""
 
     def __init__(
-        self, objective: Objective, guided: Guided, held_out: Tensor, gammas: Sequence[float] = GAMMAS
+        self,
+        objective: Objective,
+        denoiser: Denoiser,
+        ratio: Ratio,
+        held_out: Tensor,
+        gammas: Sequence[float] = GAMMAS,
     ) -> None:
         super().__init__(objective.train, {"target": held_out})
-        self.objective, self.guided, self.gammas = objective, guided, tuple(gammas)
+        self.objective, self.denoiser, self.ratio, self.gammas = objective, denoiser.eval(), ratio, tuple(gammas)
 
     def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         return self.objective.loss(forward, batch, generator)
 
     def score(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
-        return held_out_score(self.guided, batch["target"], self.gammas, generator)
+        return held_out_score(self.denoiser, self.ratio, batch["target"], self.gammas, generator)
 
 
-def held_out_score(guided: Guided, x: Tensor, gammas: Sequence[float], generator: torch.Generator | None) -> Tensor:
+def held_out_score(
+    denoiser: Denoiser, ratio: Ratio, x: Tensor, gammas: Sequence[float], generator: torch.Generator | None
+) -> Tensor:
     """The NELBO per token of x (N, L) at every gamma: (G,)."""
-    one_place = isinstance(guided.ratio, SequenceRatio)
-    return nll_by_gamma(
-        guided.denoiser, guided.ratio, x, gammas, len(x), guided.n_ratio, generator, batch=512, one_place=one_place
-    )
+    one_place = isinstance(ratio, SequenceRatio)
+    return nll_by_gamma(denoiser, ratio, x, gammas, len(x), generator=generator, batch=512, one_place=one_place)
 
 
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
