@@ -41,6 +41,7 @@ COMMANDS = {
     "clean": f"train classifier {DOMAINS} --like denoiser --noisy false --label_smoothing 0.1 {SMALL}",
     "noisy": f"train classifier {DOMAINS} --like denoiser {SMALL}",
     "ratio": f"{PAPER} --classifier clean --noisy_classifier noisy {SMALL}",
+    "uniform": f"train denoiser --data src.npy --process uniform {SMALL}",
     "wide": f"train ratio --source five.npy --target five.npy {SMALL}",
 }
 """Checkpoints that the tests share, each trained by its command."""
@@ -165,6 +166,12 @@ BAD = {
     f"train denoiser --data one.npy {SMALL}": "one.npy: 1 sequence",
     "evaluate denoiser empty.npy": "empty.npy: 0 sequences",
     "adapt denoiser empty.npy": "empty.npy: 0 sequences",
+    "sample uniform --length 4 --sampler one-position": "reveals masks",
+    "sample uniform --length 4 --sampler remasking": "needs masked noise",
+    "sample uniform --prompt prompt.npy": "has none",
+    "train denoiser --data src.npy --process d3pm --matrix nonsense": "choose uniform, absorbing",
+    "train denoiser --data src.npy --process uniform --mask_id 1": "no mask of its own",
+    "reproduce markov --n 8 --process uniform --sampler one-position": "has none: use ancestral",
     "adapt --denoiser denoiser --target masked.npy": "masked.npy: holds the mask id 3",
     "adapt denoiser tgt.npy --method nonsense": "unknown method 'nonsense'; choose among",
     "adapt denoiser tgt.npy --method gtl-direct": "give --source, or use gtl-local",
@@ -594,3 +601,14 @@ def test_adapt_then_sample(shared: Path, tmp_path: Path, capsys: pytest.CaptureF
     )
     metrics = {row["metric"] for row in json.loads((tmp_path / "e" / "results.json").read_text())}
     assert metrics == {"nll", "masked_nll", "nll_gain"}  # a local ratio has no martingale to violate
+
+
+@pytest.mark.parametrize("model", ["denoiser", "uniform"])
+@pytest.mark.parametrize("sampler", [None, "ancestral", "euler", "tau-leaping", "exact-jump"])
+def test_every_sampler(shared: Path, tmp_path: Path, model: str, sampler: str | None):
+    """Clean tokens from masked and from uniform noise; without a name the process has a default."""
+    name = "" if sampler is None else f"--sampler {sampler}"
+    gtl(f"sample {shared / model} --length 5 --count 7 --steps 4 {name}", "--out", tmp_path / "out")
+    x = np.load(tmp_path / "out" / "samples.npy")
+    assert x.shape == (7, 5)
+    assert x.max() < 3

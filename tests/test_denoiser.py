@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gtl.denoiser import NetworkDenoiser, masked_nll, nelbo, nll
-from gtl.exact import ExactDenoiser
+from gtl.exact import ExactDenoiser, Table
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
-from gtl.process import Masked
+from gtl.process import D3PM, Masked, Uniform
 
 
 class Timed(ExactDenoiser):
@@ -126,3 +126,20 @@ def test_masked_nll(make_pair, generator):
             loss -= weight * float(log_p[torch.arange(3), x][masked].sum())
         count += weight * float(masked.sum()) * float(agrees.sum())
     assert masked_nll(pair.denoiser, pair.x, 400, generator) == pytest.approx(loss / count, rel=0.03)
+
+
+@pytest.mark.parametrize("process", [Uniform(5), D3PM(5, "gaussian:1"), D3PM(6, "absorbing")], ids=lambda p: p.name)
+def test_an_untrained_network_knows_the_noise(process):
+    """It is the exact denoiser of uniform sequences, for p(z | x) is built in; near t = 0 it repeats z."""
+    torch.manual_seed(0)
+    network = DiT(process.num_ids, process.num_ids, width=16, depth=1, heads=2, time_conditioned=True)
+    denoiser = NetworkDenoiser(process, network).eval()
+    x = torch.randint(5, (400, 2), generator=torch.Generator().manual_seed(0))
+    exact = ExactDenoiser(Table(torch.ones(5, 5), process))
+    values = [nll(model, x, generator=torch.Generator().manual_seed(1)) for model in (denoiser, exact)]
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+    assert values[0] == pytest.approx(math.log(5), rel=0.1)
+    close = denoiser(x[:8], torch.full((8,), 1e-7)).log_probs.exp()
+    torch.testing.assert_close(close.gather(-1, x[:8].unsqueeze(-1)), torch.ones(8, 2, 1))
+    with pytest.raises(ValueError, match="pass t"):
+        denoiser(x[:8])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gtl.nn.dit import DiT, gather_positions
-from gtl.process import Process, stratified
+from gtl.process import Mixing, Process, stratified
 
 __all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "masked_nll", "nelbo", "nll"]
 
@@ -60,7 +60,11 @@ class Denoiser(nn.Module, ABC):
 
 
 class NetworkDenoiser(Denoiser):
-    """A DiT with a token head as a denoiser."""
+    """A DiT with a token head as a denoiser.
+
+    Under mixing noise p(x_l | z) is in proportion to p(z_l | x_l) p(x_l | the rest of z). The first factor is known, so
+    it is added to the logits, and the network has only the second to learn.
+    """
 
     never: Tensor
 
@@ -85,7 +89,12 @@ class NetworkDenoiser(Denoiser):
         at, tokens = hidden[-1], z
         if positions is not None:
             at, tokens = gather_positions(at, positions), gather_positions(z, positions)
-        logits = self.network.head(at).float().index_fill(-1, self.never, -torch.inf)
+        logits = self.network.head(at).float()
+        if isinstance(self.process, Mixing):
+            if t is None:
+                raise ValueError(f"under {self.process.name} noise a denoiser needs the time: pass t")
+            logits = logits + self.process.likelihood(tokens, torch.zeros_like(t), t).log().to(logits)
+        logits = logits.index_fill(-1, self.never, -torch.inf)
         return Prediction(self.carry_over(tokens, logits.log_softmax(-1)), hidden)
 
 

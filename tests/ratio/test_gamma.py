@@ -165,8 +165,8 @@ def test_weights_of_a_ratio_that_is_not_a_number(make_pair):
 @pytest.mark.parametrize("process", [Uniform(3), D3PM(3, "gaussian:1")], ids=["uniform", "gaussian"])
 @pytest.mark.parametrize("one_place", [False, True])
 def test_a_noisy_ratio_under_other_noise(process, one_place):
-    """It guides the rates (Theorem 2): at gamma 1 the exact ratio makes the target as likely as the target's own denoiser
-    does, and halved it wants gamma 2."""
+    """It guides the rates (Theorem 2): at gamma 1 the exact ratio makes the target as likely as the target's own
+    denoiser does, and halved it wants gamma 2."""
     p, q = laws(process)
     x = q.x[torch.multinomial(q.p, 3000, True, generator=torch.Generator().manual_seed(0))]
     ratio = ExactRatio(p, q)

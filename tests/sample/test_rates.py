@@ -5,7 +5,7 @@ import torch
 
 from gtl.exact import ExactDenoiser, ExactRatio, ancestral_law, enumerate_states, factorised, marginal_law
 from gtl.process import Masked, Uniform
-from gtl.sample import Ancestral, Euler, FirstHitting, Remasking, TauLeaping
+from gtl.sample import Ancestral, Euler, FirstHitting, Remasking, TauLeaping, Thinning
 from known import LENGTH, PROCESSES, Conditional, laws, total_variation
 
 every_process = pytest.mark.parametrize("name", PROCESSES)
@@ -138,6 +138,30 @@ def test_first_hitting_is_exact(chi_square):
         FirstHitting(ExactDenoiser(laws(Uniform(3))[0]))
 
 
+@pytest.mark.parametrize(("name", "windows"), [("uniform", 2), ("uniform-cosine", 16), ("gaussian", 8), ("cyclic", 4)])
+def test_thinning_is_exact(name, windows, chi_square):
+    """Whatever the windows, its samples are the target's own law, for both kinds of ratio, and the source's without."""
+    p, q = laws(PROCESSES[name]())
+    for ratio, law in ((ExactRatio(p, q), q), (Conditional(p, q), q), (None, p)):
+        sampler = Thinning(ExactDenoiser(p), ratio, windows=windows)
+        x = sampler((2_000, LENGTH), generator=torch.Generator().manual_seed(0))
+        assert chi_square(x, law.p, p.process.num_ids) > 1e-3
+        other = p if law is q else q
+        assert chi_square(x, other.p, p.process.num_ids) < 1e-3
+
+
+def test_thinning_checks_its_bound(monkeypatch):
+    """A bound that is too tight fails, and the windows are cut until it holds."""
+    p, q = laws(Uniform(3))
+    monkeypatch.setattr("gtl.sample.thinning.SAFETY", 0.9)
+    sampler = Thinning(ExactDenoiser(p), ExactRatio(p, q), windows=4)
+    x = sampler((50, LENGTH), generator=torch.Generator().manual_seed(0))
+    assert sampler.halved > 0
+    assert bool((x < 3).all())
+    with pytest.raises(ValueError, match="use FirstHitting"):
+        Thinning(ExactDenoiser(laws(Masked(4))[0]))
+
+
 @pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
 def test_remasking(eta, chi_square):
     """Its samples follow its enumerated law; without remasking it is ancestral sampling; it converges to q."""
@@ -167,12 +191,14 @@ def test_bad_settings():
 
 
 @every_process
-@pytest.mark.parametrize("kind", [Ancestral, Euler, TauLeaping, Remasking, FirstHitting])
+@pytest.mark.parametrize("kind", [Ancestral, Euler, TauLeaping, Thinning, Remasking, FirstHitting])
 def test_frozen_tokens_stay(name, kind):
     process = PROCESSES[name]()
     p, q = laws(process)
     if kind in (Remasking, FirstHitting) and name != "masked":
         pytest.skip("for masked noise")
+    if kind is Thinning and process.mask_id is not None:
+        pytest.skip("for noise without masks")
     z = p.x[torch.arange(200) % len(p.x)]
     frozen = torch.tensor([True, False]).expand_as(z)
     x = kind(ExactDenoiser(p), Conditional(p, q))(z, frozen=frozen, generator=torch.Generator().manual_seed(0))

@@ -12,12 +12,28 @@ from gtl.denoiser import Denoiser, masked_nll, nll
 from gtl.evaluate.martingale import martingale_violation
 from gtl.guidance import Guided, check_gamma, check_n_ratio
 from gtl.progress import Bar
-from gtl.ratio import SequenceRatio
+from gtl.ratio import Ratio, SequenceRatio
 from gtl.run import Run, check_folder
-from gtl.sample import Ancestral, OnePosition, Sampler
+from gtl.sample import Ancestral, Euler, FirstHitting, OnePosition, Remasking, Sampler, TauLeaping, Thinning
 from gtl.train.checkpoint import load_denoiser, load_ratio
 
 __all__ = ["evaluate", "sample"]
+
+
+SamplerName = Literal["one-position", "ancestral", "euler", "tau-leaping", "exact-jump", "remasking"]
+
+
+def make_sampler(
+    name: SamplerName | None, model: Denoiser, ratio: Ratio | None, gamma: float | None, n_ratio: int | None, steps: int
+) -> Sampler:
+    """A sampler by name, or the default of the process."""
+    masked = model.process.mask_id is not None
+    name = name or ("one-position" if masked else "ancestral")
+    exact = OnePosition if name == "one-position" else FirstHitting if masked else Thinning
+    if name in ("one-position", "exact-jump"):
+        return exact(model, ratio, gamma=gamma, n_ratio=n_ratio)
+    kind = {"ancestral": Ancestral, "euler": Euler, "tau-leaping": TauLeaping, "remasking": Remasking}[name]
+    return kind(model, ratio, gamma=gamma, n_ratio=n_ratio, steps=steps)
 
 
 def sample(
@@ -29,7 +45,7 @@ def sample(
     count: int = 64,
     length: int | None = None,
     prompt: str | None = None,
-    sampler: Literal["one-position", "ancestral"] = "one-position",
+    sampler: SamplerName | None = None,
     steps: int = 128,
     batch_size: int = 4096,
     seed: int = 0,
@@ -45,8 +61,9 @@ def sample(
         count: how many sequences; with a prompt, how many for each of its rows.
         length: tokens in a sequence; with a prompt it is the prompt's.
         prompt: token file whose mask ids are to be filled in; all other tokens stay.
-        sampler: one-position is exact and takes as many steps as there are masks; ancestral takes --steps.
-        steps: of the ancestral sampler.
+        sampler: one-position (the default for masked noise) is exact and takes as many steps as there are masks, and so
+            is exact-jump; ancestral (the default otherwise), euler, tau-leaping and remasking take --steps.
+        steps: of those that take them.
         batch_size: sequences drawn at once.
         seed: of the draws.
     """
@@ -63,6 +80,8 @@ def sample(
     weight = None if ratio is None else load_ratio(ratio).to(device)
     process = model.process
     check_n_ratio(n_ratio, process.vocabulary)
+    if prompt is not None and process.mask_id is None:
+        raise ValueError(f"--prompt marks what to fill in by masks; {process.name} noise has none")
     if prompt is not None:
         start = check_tokens(read_tokens(prompt), process.num_ids, None, prompt, least=1).to(device)
         start = start.repeat_interleave(count, 0)
@@ -70,13 +89,9 @@ def sample(
         raise ValueError("give --length, the tokens in a sequence, or a --prompt")
     else:
         start = torch.full((count, length), process.mask_id or 0, device=device)
-    frozen = start.ne(-1 if process.mask_id is None else process.mask_id)
-    draw: Sampler
-    if sampler == "one-position":
-        draw = OnePosition(model, weight, gamma=strength, n_ratio=n_ratio)
-    else:
-        draw = Ancestral(model, weight, gamma=strength, n_ratio=n_ratio, steps=steps)
-    draw.guided()
+    frozen = torch.zeros_like(start, dtype=torch.bool) if process.mask_id is None else start.ne(process.mask_id)
+    draw = make_sampler(sampler, model, weight, strength, n_ratio, steps)
+    draw.parts()  # models that do not fit are refused before anything is written
     generator = torch.Generator(device).manual_seed(seed)
     run = Run(out, "sample", settings, device)
     parts = []
@@ -137,7 +152,7 @@ def evaluate(
     with Bar(2 * len(models)) as bar:
         for name, each in models.items():
             for metric, function in (("nll", nll), ("masked_nll", masked_nll)):
-                if run.has(name, len(x), seed, metric):
+                if run.has(name, len(x), seed, metric) or (metric == "masked_nll" and process.mask_id is None):
                     continue
                 bar.stage(f"{metric} of the {name} model", 1)
                 value = function(each, x, draws, fresh(), batch=128)

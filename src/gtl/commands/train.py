@@ -10,7 +10,7 @@ from gtl.data.tokens import check_tokens, read_tokens, split
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate import NetworkSize
 from gtl.nn.dit import DiT, Pooling
-from gtl.process import Masked, Process
+from gtl.process import D3PM, Masked, Process, Uniform
 from gtl.progress import Bar
 from gtl.ratio import NetworkRatio
 from gtl.run import Run, check_folder
@@ -35,6 +35,8 @@ def train(
     start: str | None = None,
     vocabulary: int | None = None,
     mask_id: int | None = None,
+    process: Literal["masked", "uniform", "d3pm"] = "masked",
+    matrix: str = "gaussian:1",
     schedule: Literal["log-linear", "cosine", "geometric"] = "log-linear",
     estimator: Literal["direct", "paper"] = "direct",
     classifier: str | None = None,
@@ -59,6 +61,8 @@ def train(
         start: a checkpoint to train on (fine-tuning).
         vocabulary: number of clean token ids, the mask not counted; the largest id in the data by default.
         mask_id: id of the mask; the one after the vocabulary by default.
+        process: the noise of a new model; d3pm takes --matrix.
+        matrix: uniform, absorbing, gaussian:WIDTH or banded:WIDTH.
         schedule: of the noise.
         estimator: of a ratio; direct is one noisy classifier, paper needs two trained classifiers.
         classifier: folder of a clean classifier, for the paper's estimator.
@@ -81,40 +85,56 @@ def train(
     if not 0 < held_out < 1:
         raise ValueError(f"held_out={held_out} must be a fraction between 0 and 1")
     rows = {name: read_tokens(str(path)) for name, path in names.items()}
-    process = choose_process(rows, start or like, vocabulary, mask_id, schedule)
+    noise = choose_process(rows, start or like, vocabulary, mask_id, schedule, process, matrix)
     length = next(iter(rows.values())).shape[1]
     for name, x in rows.items():
-        check_tokens(x, process.num_ids, process.mask_id, str(names[name]), length=length)
+        check_tokens(x, noise.num_ids, noise.mask_id, str(names[name]), length=length)
     parts = {name: split(x, held_out, fit.seed) for name, x in rows.items()}
     kept, seen = {k: v[0] for k, v in parts.items()}, {k: v[1] for k, v in parts.items()}
     torch.manual_seed(fit.seed)
     model: Model
     goal: Objective
     if objective == "denoiser":
-        model = load_denoiser(start) if start else NetworkDenoiser(process, new_network(process, network))
+        model = load_denoiser(start) if start else NetworkDenoiser(noise, new_network(noise, network))
         goal = DenoiserObjective(model, kept["data"], seen["data"])
     else:
         smoothing = 0.0 if (objective, estimator) == ("ratio", "paper") else label_smoothing
         model = (
-            load_sequence_ratio(start) if start else NetworkRatio.build(process, pooling, smoothing, **vars(network))
+            load_sequence_ratio(start)
+            if start
+            else NetworkRatio.build(
+                noise, pooling, smoothing, time_conditioned=not isinstance(noise, Masked), **vars(network)
+            )
         )
-        goal = ratio_objective(objective, estimator, process, kept, seen, settings)
+        goal = ratio_objective(objective, estimator, noise, kept, seen, settings)
     train_into(out, objective, settings, model, goal, fit)
 
 
 def new_network(process: Process, size: NetworkSize) -> DiT:
     """An untrained DiT with a head for the tokens of a process."""
-    return DiT(process.num_ids, process.num_ids, **vars(size))
+    return DiT(process.num_ids, process.num_ids, time_conditioned=not isinstance(process, Masked), **vars(size))
 
 
 def choose_process(
-    rows: dict[str, Tensor], like: str | None, vocabulary: int | None, mask_id: int | None, schedule: str
+    rows: dict[str, Tensor],
+    like: str | None,
+    vocabulary: int | None,
+    mask_id: int | None,
+    schedule: str,
+    name: str,
+    matrix: str,
 ) -> Process:
-    """The process of a checkpoint, or a masked one over the ids of the data."""
+    """The process of a checkpoint, or a new one over the ids of the data."""
     if like is not None:
         return load_model(like).process
     if vocabulary is None:
         vocabulary = 1 + max((int(x.max()) for x in rows.values() if x.numel()), default=0)
+    if name != "masked" and mask_id is not None:
+        raise ValueError(f"mask_id={mask_id}: {name} noise has no mask of its own")
+    if name == "uniform":
+        return Uniform(vocabulary, make_schedule(schedule))
+    if name == "d3pm":
+        return D3PM(vocabulary + (matrix == "absorbing"), matrix, make_schedule(schedule))
     return Masked(vocabulary + 1, vocabulary if mask_id is None else mask_id, make_schedule(schedule))
 
 

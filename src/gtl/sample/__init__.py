@@ -6,6 +6,7 @@ from gtl.sample.first_hitting import FirstHitting
 from gtl.sample.one_position import OnePosition, left_to_right, random_order
 from gtl.sample.rates import Euler, TauLeaping
 from gtl.sample.remasking import Remasking
+from gtl.sample.thinning import Thinning
 
 __all__ = [
     "Ancestral",
@@ -15,6 +16,7 @@ __all__ = [
     "Remasking",
     "Sampler",
     "TauLeaping",
+    "Thinning",
     "Trace",
     "left_to_right",
     "random_order",

@@ -67,6 +67,7 @@ class Sampler(ABC):
         self.process: Process = denoiser.process
         check_n_ratio(n_ratio, self.process.vocabulary)
         self.denoiser, self.ratio, self.gamma, self.n_ratio = denoiser, ratio, gamma, n_ratio
+        self.frozen: Tensor | None = None
 
     def guided(self) -> Denoiser:
         """The denoiser with the ratio applied to its prediction of x."""
@@ -142,6 +143,7 @@ class Sampler(ABC):
         record = Trace()
         if trace:
             record.add(1.0, state)
+        self.frozen = frozen
         self.begin()
         grid = list(self.times(state))
         for index, (t, s) in enumerate(grid):
