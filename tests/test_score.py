@@ -9,28 +9,17 @@ from torch import Tensor
 from gtl.exact import ExactDenoiser, ExactRatio, Table, enumerate_states, forward_kernel, marginal_law, rate_matrix
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
-from gtl.process import D3PM, Masked, Process, Uniform
+from gtl.process import Masked, Uniform
 from gtl.schedule import Cosine, Geometric, LogLinear
 from gtl.score import ScoreDenoiser, guide_rates, reverse_rates, score_entropy
+from known import LENGTH, SIZE, laws
+from known import PROCESSES as ALL
 
-LENGTH, SIZE = 2, 3
-PROCESSES = {
-    "masked": lambda: Masked(SIZE + 1),
+PROCESSES = ALL | {
     "masked-cosine": lambda: Masked(SIZE + 1, schedule=Cosine()),
-    "uniform": lambda: Uniform(SIZE),
     "uniform-geometric": lambda: Uniform(SIZE, Geometric()),
-    "gaussian": lambda: D3PM(SIZE, "gaussian:1"),
-    "cyclic": lambda: D3PM(SIZE, [[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]]),
-    "absorbing": lambda: D3PM(SIZE + 1, "absorbing"),
 }
 every_process = pytest.mark.parametrize("name", PROCESSES)
-
-
-def laws(process: Process) -> tuple[Table, Table]:
-    """Two random laws without structure."""
-    generator = torch.Generator().manual_seed(1)
-    tables = [torch.rand((SIZE,) * LENGTH, generator=generator, dtype=torch.float64) + 0.05 for _ in range(2)]
-    return Table(tables[0], process), Table(tables[1], process)
 
 
 def times(states: Tensor, t: float) -> Tensor:
@@ -152,7 +141,9 @@ def test_score_entropy_is_minimal_at_the_true_score(name):
         noise = torch.randn(score.shape, generator=generator, dtype=torch.float64)
         assert expected(score * torch.exp(size * noise)) > best
     free = torch.zeros_like(score, requires_grad=True)
-    optimizer = torch.optim.LBFGS([free], max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        [free], max_iter=1000, tolerance_grad=1e-12, tolerance_change=1e-16, line_search_fn="strong_wolfe"
+    )
     needed = (process.rates_into(states) > 0) & (law > 0)[:, None, None]
 
     def closure() -> Tensor:

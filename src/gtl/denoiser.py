@@ -84,12 +84,18 @@ class NetworkDenoiser(Denoiser):
         never = {*banned} | ({process.mask_id} if process.mask_id is not None else set())
         self.register_buffer("never", torch.tensor(sorted(never), dtype=torch.long), persistent=False)
 
-    def forward(self, z: Tensor, t: Tensor | None = None, positions: Tensor | None = None) -> Prediction:
+    def outputs(
+        self, z: Tensor, t: Tensor | None, positions: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """What the head gives (B, P, K), the tokens of z (B, P) at the same positions, and the hidden states."""
         hidden = self.network.layers(z, t)
         at, tokens = hidden[-1], z
         if positions is not None:
             at, tokens = gather_positions(at, positions), gather_positions(z, positions)
-        logits = self.network.head(at).float()
+        return self.network.head(at).float(), tokens, hidden
+
+    def forward(self, z: Tensor, t: Tensor | None = None, positions: Tensor | None = None) -> Prediction:
+        logits, tokens, hidden = self.outputs(z, t, positions)
         if isinstance(self.process, Mixing):
             if t is None:
                 raise ValueError(f"under {self.process.name} noise a denoiser needs the time: pass t")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gtl.denoiser import NetworkDenoiser, Prediction
-from gtl.nn.dit import DiT, gather_positions
+from gtl.nn.dit import DiT
 from gtl.process import Process
 from gtl.process.mixing import entropy_integrand
 
@@ -77,10 +77,7 @@ class ScoreDenoiser(NetworkDenoiser):
     def forward(self, z: Tensor, t: Tensor | None = None, positions: Tensor | None = None) -> Prediction:
         if t is None:
             raise ValueError("a score depends on the time: pass t")
-        hidden = self.network.layers(z, t)
-        at, tokens = hidden[-1], z
-        if positions is not None:
-            at, tokens = gather_positions(at, positions), gather_positions(z, positions)
-        score = self.network.head(at).float().scatter(-1, tokens.unsqueeze(-1), 0.0).exp()
+        log_score, tokens, hidden = self.outputs(z, t, positions)
+        score = log_score.scatter(-1, tokens.unsqueeze(-1), 0.0).exp()
         score = score.index_fill(-1, self.never, 0.0).double()
         return Prediction(self.process.mean(tokens, score, t).float(), hidden, score=score)

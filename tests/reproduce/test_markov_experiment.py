@@ -3,8 +3,6 @@
 import base64
 import json
 import re
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,11 @@ import pytest
 import torch
 import yaml
 
-from gtl.cli import main
 from gtl.estimate import NetworkSize
 from gtl.report.table import markdown
 from gtl.reproduce.markov import PRESETS
 from gtl.run import Run, read_rows
+from typed import gtl
 
 KEYS = ["experiment", "method", "n", "seed", "metric", "value", "seconds", "trainable_weights", "device", "command"]
 TOY = "--m 64 --length 6 --samples 32 --source_steps 5 --budget 9 --folds 2 --batch_size 16"
@@ -41,14 +39,6 @@ def toy():
         patch.setitem(PRESETS, "small", tiny)
         yield
     torch.set_num_threads(threads)
-
-
-def gtl(command: str, *more: object) -> None:
-    """Runs one command as if it had been typed."""
-    arguments = [*shlex.split(command), *map(str, more)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gtl", *arguments])
-        main(arguments)
 
 
 def measured(folder: Path) -> dict[Measurement, float]:

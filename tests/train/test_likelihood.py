@@ -1,25 +1,24 @@
-"""Fitting a ratio by likelihood: what it is minimal at, what it leaves alone, and training up to a chosen step."""
+"""Fitting a ratio by likelihood: what it is minimal at, what it leaves alone, what it is judged by."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from small_networks import SETTINGS, data, networks
 from torch import Tensor, nn
 
-from gtl.denoiser import NetworkDenoiser
 from gtl.exact import ExactDenoiser, Table
 from gtl.guidance import Guided
-from gtl.nn.dit import DiT, gather_positions
+from gtl.nn.dit import gather_positions
 from gtl.process import Masked
-from gtl.ratio import NetworkRatio, SequenceRatio
+from gtl.ratio import SequenceRatio
 from gtl.ratio.gamma import GAMMAS, nll_by_gamma
 from gtl.ratio.local import LocalRatio
 from gtl.schedule import Cosine
 from gtl.train.classifier import ClassifierObjective
 from gtl.train.likelihood import Judged, LikelihoodObjective
-from gtl.train.loop import FitSettings, fit
+from gtl.train.loop import fit
 
 # Two laws over the nine sequences of V = 3, L = 2, in twentieths: twenty rows follow each exactly.
 P, Q = (4, 3, 2, 1, 2, 3, 2, 2, 1), (1, 1, 3, 4, 1, 2, 5, 1, 2)
@@ -192,10 +191,10 @@ def test_pseudo_rows_are_a_share_of_the_data():
     """c rows among n: the pull is c / n."""
     x = rows(Q)
     losses = []
-    for data, pseudo in ((x, 0.0), (x, 6.0), (x.repeat(2, 1), 12.0)):
+    for each, pseudo in ((x, 0.0), (x, 6.0), (x.repeat(2, 1), 12.0)):
         guided = free("local")
         nn.init.normal_(guided.ratio.network.values, generator=torch.Generator().manual_seed(0))
-        loss = LikelihoodObjective(guided, data, pseudo=pseudo).loss(guided, {"target": x}, None)
+        loss = LikelihoodObjective(guided, each, pseudo=pseudo).loss(guided, {"target": x}, None)
         losses.append(float(loss.detach()))
     assert losses[1] > losses[0] + 1e-4
     assert losses[2] == pytest.approx(losses[1], rel=1e-6)
@@ -230,21 +229,6 @@ def test_the_logistic_loss_fixes_the_constant():
 
 
 # networks: what is trained and what is not
-
-
-def networks(kind: str = "local", dropout: float = 0.3) -> Guided:
-    """A denoiser with random weights and dropout under a fresh ratio."""
-    torch.manual_seed(0)
-    process = Masked(4)
-    denoiser = NetworkDenoiser(process, DiT(4, 4, width=8, depth=1, heads=2, dropout=dropout))
-    nn.init.normal_(denoiser.network.head.weight)
-    if kind == "local":
-        return Guided(denoiser, LocalRatio.build(denoiser, width=8, depth=1, heads=2), 1.0)
-    return Guided(denoiser, NetworkRatio.build(process, width=8, depth=1, heads=2), 1.0)
-
-
-def data(count: int = 12) -> Tensor:
-    return torch.randint(3, (count, 5), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("kind", ["local", "sequence"])
@@ -333,73 +317,3 @@ def test_judged_trains_by_one_loss_and_stops_by_another():
     generator = torch.Generator().manual_seed(0)
     likelihood = LikelihoodObjective(guided, data()).score(guided, {"target": x}, generator)
     torch.testing.assert_close(score, likelihood)
-
-
-# training up to a chosen step
-
-SETTINGS = FitSettings(
-    steps=11, batch_size=4, learning_rate=0.02, warmup=3, evaluate_every=3, evaluation_rows=8, save_every=1000, ema=0.0
-)
-
-
-def weights(model: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in model.parameters() if p.requires_grad]
-
-
-@pytest.mark.parametrize("stop", [1, 4, 7, 11])
-def test_stopping_at_a_step_is_the_longer_run_at_that_step(stop):
-    """Weight for weight: rows, noise, dropout and learning rate of a step do not depend on where the run ends."""
-    going, at = networks(), {}
-    goal = LikelihoodObjective(going, data())
-    fit(going, goal, SETTINGS, on_step=lambda step: at.setdefault(step, weights(going)))
-    stopped = networks()
-    result = fit(stopped, LikelihoodObjective(stopped, data()), replace(SETTINGS, stop=stop))
-    assert (result.steps, result.best_step, result.held_out) == (stop, stop, None)
-    assert all(torch.equal(a, b) for a, b in zip(weights(stopped), at[stop], strict=True))
-    if stop < 11:
-        assert any(not torch.equal(a, b) for a, b in zip(weights(stopped), at[11], strict=True))
-
-
-@pytest.mark.parametrize("stop", [0, -1, 12])
-def test_a_stop_outside_the_steps_is_refused(stop):
-    with pytest.raises(ValueError, match=f"stop={stop}"):
-        replace(SETTINGS, stop=stop)
-
-
-@pytest.mark.parametrize(("stop", "looked"), [(None, [3, 6, 9, 11]), (7, [3, 6, 7]), (2, [2])])
-def test_the_curve_has_the_steps_that_were_looked_at(stop, looked):
-    guided = networks()
-    objective = LikelihoodObjective(guided, data(), data(4), gammas=(0.0, 1.0))
-    result = fit(guided, objective, replace(SETTINGS, stop=stop))
-    assert list(result.curve) == looked
-    assert all(len(scores) == 2 for scores in result.curve.values())
-    assert result.held_out == min(min(scores) for scores in result.curve.values())
-    assert result.best_step == min(result.curve, key=lambda step: min(result.curve[step]))
-    assert len({scores[0] for scores in result.curve.values()}) == 1  # gamma 0 is the source at every step
-
-
-def test_without_held_out_rows_there_is_no_curve():
-    guided = networks()
-    assert fit(guided, LikelihoodObjective(guided, data()), replace(SETTINGS, steps=2)).curve == {}
-
-
-@pytest.mark.parametrize("at", [2, 6, 8])
-def test_the_curve_survives_a_resume(tmp_path: Path, at):
-    def start() -> tuple[Guided, LikelihoodObjective]:
-        guided = networks()
-        return guided, LikelihoodObjective(guided, data(), data(4), pseudo=1.0, gammas=(0.0, 1.0, 2.0))
-
-    def interrupt(step: int) -> None:
-        if step == at:
-            raise KeyboardInterrupt
-
-    whole, objective = start()
-    expected = fit(whole, objective, SETTINGS)
-    stopped, objective = start()
-    with pytest.raises(KeyboardInterrupt):
-        fit(stopped, objective, SETTINGS, tmp_path, interrupt)
-    resumed, objective = start()
-    result = fit(resumed, objective, SETTINGS, tmp_path)
-    assert result.curve == expected.curve
-    assert all(isinstance(step, int) for step in result.curve)
-    assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))

@@ -1,5 +1,6 @@
 """`gtl adapt`: a frozen denoiser and a small target dataset in, a ratio with its gamma out."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -66,11 +67,14 @@ def adapt(
     assert isinstance(kept, NetworkDenoiser | NetworkRatio | LocalRatio)
     save_model(run.folder, kept)
     before = nll(model, x.to(device), generator=torch.Generator(device).manual_seed(seed))
-    run.add("adapt", "source", "nll", before, n=len(x), seed=seed)
+    if not run.has("source", len(x), seed, "nll"):
+        run.add("adapt", "source", "nll", before, n=len(x), seed=seed)
     for metric, value in (("held_out_nll", made.score), ("gamma", made.gamma), ("steps", made.steps)):
-        run.add(
-            "adapt", method, metric, value, n=len(x), seed=seed, seconds=made.seconds, trainable_weights=made.weights
-        )
+        if not run.has(method, len(x), seed, metric) and math.isfinite(value):  # nothing is held out of -epochs
+            run.add(
+                "adapt", method, metric, value, n=len(x), seed=seed, seconds=made.seconds,
+                trainable_weights=made.weights,
+            )  # fmt: skip
     run.finish()
     parts = len(folds(x, training.folds, held_out, seed)) if training.folds else 1
     strength = "" if made.ratio is None else f", gamma {made.gamma:g}"

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gtl.data.tokens import check_tokens, read_tokens, write_tokens
-from gtl.denoiser import Denoiser, masked_nll, nll
+from gtl.denoiser import Denoiser, NetworkDenoiser, masked_nll, nll
 from gtl.evaluate.martingale import martingale_violation
 from gtl.guidance import Guided, check_gamma, check_n_ratio
 from gtl.progress import Bar
@@ -34,6 +34,22 @@ def make_sampler(
         return exact(model, ratio, gamma=gamma, n_ratio=n_ratio)
     kind = {"ancestral": Ancestral, "euler": Euler, "tau-leaping": TauLeaping, "remasking": Remasking}[name]
     return kind(model, ratio, gamma=gamma, n_ratio=n_ratio, steps=steps)
+
+
+def open_models(
+    denoiser: str, ratio: str | None, gamma: float | Literal["auto"], n_ratio: int | None, out: str | None
+) -> tuple[NetworkDenoiser, Ratio | None, float | None, torch.device]:
+    """The models, the guidance strength (None for the ratio's own) and the device; bad input is refused."""
+    if out is not None:
+        check_folder(Path(out))
+    strength = None if gamma == "auto" else float(gamma)
+    if strength is not None:
+        check_gamma(strength)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_denoiser(denoiser).to(device)
+    weight = None if ratio is None else load_ratio(ratio).to(device)
+    check_n_ratio(n_ratio, model.process.vocabulary)
+    return model, weight, strength, device
 
 
 def sample(
@@ -68,18 +84,10 @@ def sample(
         seed: of the draws.
     """
     settings = dict(locals())
-    if out is not None:
-        check_folder(Path(out))
-    strength = None if gamma == "auto" else float(gamma)
-    if strength is not None:
-        check_gamma(strength)
     if count < 1 or batch_size < 1:
         raise ValueError(f"count={count} and batch_size={batch_size} must be at least 1")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_denoiser(denoiser).to(device)
-    weight = None if ratio is None else load_ratio(ratio).to(device)
+    model, weight, strength, device = open_models(denoiser, ratio, gamma, n_ratio, out)
     process = model.process
-    check_n_ratio(n_ratio, process.vocabulary)
     if prompt is not None and process.mask_id is None:
         raise ValueError(f"--prompt marks what to fill in by masks; {process.name} noise has none")
     if prompt is not None:
@@ -127,22 +135,13 @@ def evaluate(
         seed: of the corruptions.
     """
     settings = dict(locals())
-    if out is not None:
-        check_folder(Path(out))
-    strength = None if gamma == "auto" else float(gamma)
-    if strength is not None:
-        check_gamma(strength)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_denoiser(denoiser).to(device)
-    process = model.process
-    check_n_ratio(n_ratio, process.vocabulary)
     if draws < 1:
         raise ValueError(f"draws={draws} must be at least 1")
+    model, weight, strength, device = open_models(denoiser, ratio, gamma, n_ratio, out)
+    process = model.process
     x = check_tokens(read_tokens(data), process.num_ids, process.mask_id, data, least=1).to(device)
     models: dict[str, Denoiser] = {"source": model}
-    weight = None
-    if ratio is not None:
-        weight = load_ratio(ratio).to(device)
+    if weight is not None:
         models["guided"] = Guided(model, weight, strength, n_ratio, keep_tail=True)
     run = Run(out, "evaluate", settings, device)
 

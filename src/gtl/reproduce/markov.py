@@ -357,6 +357,7 @@ def finish(run: Run, p: Protocol, matrices: list[Tensor], seeds: list[int]) -> N
         "command": run.command,
         "device": run.device,
         "seeds": ", ".join(map(str, seeds)),
+        "noise": p.process,
         "chains": f"source {p.source_matrix}, target {p.target_matrix}, {len(matrices[0])} states, length {p.length}",
         "budget": f"{p.training.source_steps} gradient steps for the source model; at most {p.training.budget} more "
         "for every method, over all its networks",

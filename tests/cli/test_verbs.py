@@ -1,0 +1,218 @@
+"""The verbs end to end."""
+
+import contextlib
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from gtl.progress import Bar
+from typed import COMMANDS, DOMAINS, KEYS, SMALL, gtl, rows
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_training_run(shared: Path, name: str):
+    """The folder that training leaves: checkpoint, metrics, rows, and what was run."""
+    folder = shared / name
+    files = {"config.json", "weights.safetensors", "config.yaml", "run.json", "metrics.jsonl", "results.json"}
+    assert {p.name for p in folder.iterdir()} == files | {"FINISHED"}
+    marker = (folder / "FINISHED").stat().st_mtime_ns
+    assert all(p.stat().st_mtime_ns <= marker for p in folder.iterdir())
+    (row,) = rows(folder)
+    assert row.keys() == KEYS
+    assert (row["metric"], row["seed"]) == ("held_out_loss", 0)
+    assert row["command"] == shlex.join(["gtl", *shlex.split(COMMANDS[name]), "--out", name])
+    weights = load_file(folder / "weights.safetensors")
+    assert row["trainable_weights"] == sum(w.numel() for w in weights.values())
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == [3, 6]
+    assert row["value"] == min(line["held_out"] for line in metrics)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["fit"]["steps"] == 6
+    assert config["network"]["width"] == 8
+
+
+def test_a_ratio_takes_over_the_process_of_a_denoiser(shared: Path):
+    process = [json.loads((shared / name / "config.json").read_text())["process"] for name in ("denoiser", "ratio")]
+    assert process[0] == process[1]
+
+
+@pytest.mark.parametrize("objective", ["denoiser --data src.npy", f"ratio {DOMAINS}"])
+def test_the_seed_is_written_down(tmp_path: Path, objective: str):
+    gtl(f"train {objective} {SMALL} --fit.steps 1 --fit.seed 7", "--out", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["seed"] == 7
+    assert rows(tmp_path / "out")[0]["seed"] == 7
+
+
+def test_the_same_seed_trains_the_same_weights(shared: Path, tmp_path: Path):
+    gtl(COMMANDS["denoiser"], "--out", tmp_path / "again")
+    gtl(COMMANDS["denoiser"], "--fit.seed", 1, "--out", tmp_path / "other")
+    weights = [(folder / "weights.safetensors").read_bytes() for folder in (shared / "denoiser", tmp_path / "again")]
+    assert weights[0] == weights[1]
+    assert (tmp_path / "other" / "weights.safetensors").read_bytes() != weights[0]
+
+
+def test_fine_tuning_starts_from_a_checkpoint(shared: Path, tmp_path: Path):
+    """A tiny learning rate: close to the start, and not the start."""
+    command = "train denoiser --data tgt.npy --start denoiser --fit.steps 2 --fit.learning_rate 1e-6"
+    gtl(command, "--out", tmp_path / "out")
+    before, after = (load_file(f / "weights.safetensors") for f in (shared / "denoiser", tmp_path / "out"))
+    assert (shared / "denoiser" / "config.json").read_text() == (tmp_path / "out" / "config.json").read_text()
+    assert all(torch.allclose(before[k], after[k], atol=1e-4) for k in before)
+    assert not all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_settings_from_a_file(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("denoiser: denoiser\nlength: 5\ncount: 3\nseed: 2\n")
+    gtl(f"sample --config {tmp_path / 'config.yaml'} --count 2", "--out", tmp_path / "out")
+    assert np.load(tmp_path / "out" / "samples.npy").shape == (2, 5)  # a flag beats the file
+
+
+def test_an_interrupted_training_goes_on(shared: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    """Control-C says what to do; the same command then ends where the whole run ended."""
+    advance = Bar.advance
+
+    def stop(bar: Bar, fraction: float) -> None:
+        if fraction > 0.6:
+            raise KeyboardInterrupt
+        advance(bar, fraction)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Bar, "advance", stop)
+        with pytest.raises(SystemExit) as caught:
+            gtl(COMMANDS["denoiser"], "--out", out)
+    assert caught.value.code == 130
+    assert "same command" in capsys.readouterr().err
+    assert (out / "state.safetensors").exists()
+    assert not (out / "FINISHED").exists()
+    assert not (out / "weights.safetensors").exists()
+    gtl(COMMANDS["denoiser"], "--out", out)
+    assert {p.name for p in out.iterdir()} == {p.name for p in (shared / "denoiser").iterdir()}
+    assert (out / "weights.safetensors").read_bytes() == (shared / "denoiser" / "weights.safetensors").read_bytes()
+    assert (out / "metrics.jsonl").read_text() == (shared / "denoiser" / "metrics.jsonl").read_text()
+
+
+def test_an_unfinished_run_of_other_settings(refused: Callable[..., str], tmp_path: Path):
+    out = tmp_path / "out"
+    gtl(COMMANDS["denoiser"], "--out", out)
+    (out / "FINISHED").unlink()
+    assert "another config" in refused(COMMANDS["denoiser"] + " --fit.seed 3", out)
+
+
+@pytest.mark.parametrize("sampler", ["one-position", "ancestral"])
+@pytest.mark.parametrize("guided", ["", "--ratio ratio --gamma 2 --n_ratio 2"])
+def test_samples_respect_the_prompt(tmp_path: Path, sampler: str, guided: str):
+    command = f"sample denoiser {guided} --prompt prompt.npy --count 5 --sampler {sampler} --steps 4 --batch_size 4"
+    gtl(command, "--out", tmp_path / "out")
+    samples = np.load(tmp_path / "out" / "samples.npy", allow_pickle=False)
+    prompt = np.load("prompt.npy").repeat(5, axis=0)
+    assert samples.shape == (15, 6)
+    assert samples.max() < 3  # no mask is left
+    assert (samples == prompt)[prompt != 3].all()
+    assert len({tuple(row) for row in samples[5:10].tolist()}) > 1  # the rest is drawn
+    about = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert about["command"].startswith("gtl sample denoiser")
+    assert (tmp_path / "out" / "FINISHED").exists()
+
+
+def test_samples_are_seeded(tmp_path: Path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        gtl(f"sample denoiser --ratio ratio --length 7 --count 9 --seed {seed}", "--out", tmp_path / name)
+    a, b, c = (np.load(tmp_path / name / "samples.npy") for name in "abc")
+    assert a.shape == (9, 7)
+    assert (a == b).all()
+    assert (a != c).any()
+
+
+def test_samples_without_guidance_strength_are_the_source(tmp_path: Path):
+    gtl("sample denoiser --length 7 --count 9", "--out", tmp_path / "a")
+    gtl("sample denoiser --ratio ratio --gamma 0 --length 7 --count 9", "--out", tmp_path / "b")
+    assert (np.load(tmp_path / "a" / "samples.npy") == np.load(tmp_path / "b" / "samples.npy")).all()
+
+
+def test_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    gtl("evaluate denoiser tgt.npy --ratio ratio --draws 2", "--out", tmp_path / "out")
+    found = rows(tmp_path / "out")
+    assert all(row.keys() == KEYS and row["n"] == 10 for row in found)
+    values = {(row["method"], row["metric"]): float(str(row["value"])) for row in found}
+    assert len(values) == len(found) == 7
+    for name in ("source", "guided"):
+        assert values[name, "nll"] > 0
+        assert values[name, "masked_nll"] > 0
+    assert values["guided", "nll_gain"] == pytest.approx(values["source", "nll"] - values["guided", "nll"])
+    assert values["guided", "martingale_rms"] >= abs(values["guided", "martingale_mean"]) > 0
+    assert "martingale_rms" in capsys.readouterr().out
+
+
+def test_evaluate_without_a_ratio(tmp_path: Path):
+    gtl("evaluate denoiser one.npy --draws 2", "--out", tmp_path / "out")
+    assert [(row["method"], row["metric"]) for row in rows(tmp_path / "out")] == [
+        ("source", "nll"),
+        ("source", "masked_nll"),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_evaluate_where_nothing_may_be_masked(tmp_path: Path, seed: int):
+    """One sequence of one token is masked in every other draw; whatever is drawn, no traceback and no NaN."""
+    np.save(tmp_path / "tiny.npy", np.zeros((1, 1), dtype=int))
+    command = f"evaluate denoiser {tmp_path / 'tiny.npy'} --ratio ratio --draws 1 --seed {seed}"
+    with contextlib.suppress(SystemExit):
+        gtl(command, "--out", tmp_path / "out")
+    if (tmp_path / "out" / "FINISHED").exists():
+        assert all(np.isfinite(float(str(row["value"]))) for row in rows(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("kept", [1, 3, 7])
+def test_an_interrupted_evaluation_measures_nothing_twice(tmp_path: Path, kept: int):
+    command, out = "evaluate denoiser tgt.npy --ratio ratio --draws 1", tmp_path / "out"
+    gtl(command, "--out", out)
+    whole = rows(out)
+    (out / "FINISHED").unlink()
+    (out / "results.json").write_text(json.dumps(whole[:kept]))
+    gtl(command, "--out", out)
+    assert [(r["method"], r["metric"], r["value"]) for r in rows(out)] == [
+        (r["method"], r["metric"], r["value"]) for r in whole
+    ]
+    assert (out / "FINISHED").exists()
+
+
+def test_adapt_then_sample(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Needed arguments by name or by place; the chosen gamma is stored and is what `auto` means."""
+    tiny = "--training.budget 9 --training.folds 2 --training.ratio.width 8 --training.ratio.heads 2"
+    gtl(f"adapt --denoiser {shared / 'denoiser'} --target={shared / 'tgt.npy'} {tiny}", "--out", tmp_path / "ratio")
+    assert "held-out nll" in capsys.readouterr().out
+    config = json.loads((tmp_path / "ratio" / "config.json").read_text())
+    assert config["kind"] == "local"
+    assert config["gamma"] >= 0
+    draws = []
+    for gamma in ("auto", config["gamma"]):
+        out = tmp_path / f"samples-{gamma}"
+        gtl(f"sample {shared / 'denoiser'} --ratio {tmp_path / 'ratio'} --length 4 --gamma {gamma}", "--out", out)
+        draws.append((out / "samples.npy").read_bytes())
+    assert draws[0] == draws[1]
+    gtl(
+        f"evaluate {shared / 'denoiser'} --ratio {tmp_path / 'ratio'} --data {shared / 'tgt.npy'}",
+        "--out",
+        tmp_path / "e",
+    )
+    metrics = {row["metric"] for row in json.loads((tmp_path / "e" / "results.json").read_text())}
+    assert metrics == {"nll", "masked_nll", "nll_gain"}  # a local ratio has no martingale to violate
+
+
+@pytest.mark.parametrize("model", ["denoiser", "uniform"])
+@pytest.mark.parametrize("sampler", [None, "ancestral", "euler", "tau-leaping", "exact-jump"])
+def test_every_sampler(shared: Path, tmp_path: Path, model: str, sampler: str | None):
+    """Clean tokens from masked and from uniform noise; without a name the process has a default."""
+    name = "" if sampler is None else f"--sampler {sampler}"
+    gtl(f"sample {shared / model} --length 5 --count 7 --steps 4 {name}", "--out", tmp_path / "out")
+    x = np.load(tmp_path / "out" / "samples.npy")
+    assert x.shape == (7, 5)
+    assert x.max() < 3
