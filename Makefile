@@ -25,6 +25,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python bench/markov_cost.py
 	$(BIN)/python bench/local_cost.py
+	$(BIN)/python bench/candidate_cost.py
 
 # every measured table again, from the rows beside it
 results: $(READY)

@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser, auto_cli
 
 from gtl.commands.adapt import adapt
 from gtl.commands.apply import evaluate, sample
+from gtl.commands.diagnose import diagnose
 from gtl.commands.markov import demo, reproduce
 from gtl.commands.train import train
 
@@ -19,6 +20,7 @@ VERBS: dict[str, Any] = {
     "demo": demo,
     "reproduce": reproduce,
     "train": train,
+    "diagnose": diagnose,
     "adapt": adapt,
     "sample": sample,
     "evaluate": evaluate,

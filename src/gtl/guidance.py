@@ -127,11 +127,7 @@ class Guided(Denoiser):
         gamma = ratio.gamma if gamma is None else gamma
         check_gamma(gamma)
         process = denoiser.process
-        if (ratio.process.num_ids, ratio.process.mask_id) != (process.num_ids, process.mask_id):
-            raise ValueError(
-                f"the ratio knows {ratio.process.num_ids} ids (mask {ratio.process.mask_id}), "
-                f"the denoiser {process.num_ids} (mask {process.mask_id})"
-            )
+        ratio.check(denoiser)
         if ratio.space == "noisy" and process.name != "masked":
             raise ValueError(f"a noisy ratio under {process.name} noise weighs z_s, not x: guide the posterior instead")
         self.denoiser, self.ratio, self.gamma, self.keep_tail = denoiser, ratio, gamma, keep_tail

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -216,3 +217,58 @@ def test_every_sampler(shared: Path, tmp_path: Path, model: str, sampler: str | 
     x = np.load(tmp_path / "out" / "samples.npy")
     assert x.shape == (7, 5)
     assert x.max() < 3
+
+
+@pytest.mark.parametrize("method", ["gtl-knn", "gtl-stack", "gtl-local-iw", "gtl-late", "finetuned"])
+def test_whatever_adapt_makes_can_guide(shared: Path, tmp_path: Path, method: str):
+    """A ratio, a stack of them, or a tuned denoiser: each is a folder that sample and evaluate take as it is."""
+    tiny = "--training.budget 24 --training.folds 2 --training.ratio.width 8 --training.ratio.heads 2"
+    data = f"{shared / 'tgt.npy'} --source {shared / 'src.npy'}"
+    gtl(f"adapt {shared / 'denoiser'} {data} --method {method} {tiny}", "--out", tmp_path / "made")
+    gtl(f"sample {shared / 'denoiser'} --ratio {tmp_path / 'made'} --length 4", "--out", tmp_path / "s")
+    assert np.load(tmp_path / "s" / "samples.npy").max() < 3
+    gtl(f"evaluate {shared / 'denoiser'} {shared / 'tgt.npy'} --ratio {tmp_path / 'made'}", "--out", tmp_path / "e")
+    found = {(row["method"], row["metric"]): row["value"] for row in rows(tmp_path / "e")}
+    assert math.isfinite(found["guided", "nll"])  # type: ignore[arg-type]
+
+
+def test_a_sum_of_folders(shared: Path, tmp_path: Path):
+    """A sum of one ratio's parts is that ratio; a term without a weight counts once; its own gamma counts in `auto`."""
+
+    def drawn(name: str, ratio: str, *more: object) -> bytes:
+        command = ["--ratio", ratio, "--length", 4, "--out", tmp_path / name, *more]
+        gtl(f"sample {shared / 'denoiser'}", *command)
+        return (tmp_path / name / "samples.npy").read_bytes()
+
+    one = shared / "ratio"
+    alone = drawn("alone", str(one), "--gamma", 1)
+    assert drawn("halves", f"0.5 * {one} + 0.5*{one}", "--gamma", 1) == alone
+    assert drawn("plain", f"{one} + 0 * {one}", "--gamma", 1) == alone
+    assert drawn("auto", f"0.25 * {one} + 0.75 * {one}") == drawn("own", str(one))
+    assert drawn("tuned", f"1e-9 * {one} + {shared / 'denoiser'}", "--gamma", 1) == drawn(
+        "source", str(one), "--gamma", 0
+    )
+
+
+def test_taylor_scoring(shared: Path, tmp_path: Path):
+    gtl(f"sample {shared / 'denoiser'} --ratio {shared / 'ratio'} --length 4 --scoring taylor", "--out", tmp_path / "s")
+    assert np.load(tmp_path / "s" / "samples.npy").shape == (64, 4)
+
+
+@pytest.mark.parametrize("model", ["denoiser", "uniform"])
+@pytest.mark.parametrize("given", [True, False])
+def test_diagnose(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, given: bool):
+    source = f"--source {shared / 'src.npy'}" if given else ""
+    gtl(f"diagnose {shared / model} {shared / 'tgt.npy'} {source} --steps 4", "--out", tmp_path / "d")
+    said = capsys.readouterr().out
+    found = json.loads((tmp_path / "d" / "diagnosis.json").read_text())
+    assert found["use"] in ("gtl", "fine-tuning", "both", "neither")
+    assert found["advice"].split(":")[0] in " ".join(said.split())
+    assert found["source_sampled"] is not given
+    assert 0 <= found["auc"] <= 1
+    assert 0 < found["token_overlap"] <= 1
+    assert (found["martingale_rms"] is None) == (model == "uniform")
+    names = {gain["name"] for gain in found["gains"]}
+    assert names == {"local", "knn", "finetuned"} | ({"sequence"} if model == "denoiser" else set())
+    assert (tmp_path / "d" / "diagnosis.png").stat().st_size > 10_000
+    assert {row["metric"] for row in rows(tmp_path / "d")} == {"nll_gain"}

@@ -16,7 +16,7 @@ import gtl
 from gtl.denoiser import NetworkDenoiser
 from gtl.nn.dit import DiT
 from gtl.process import D3PM, Masked, Uniform
-from gtl.ratio import LocalRatio, NetworkRatio
+from gtl.ratio import DifferenceRatio, LocalRatio, NetworkRatio
 from gtl.schedule import make_schedule
 from gtl.score import ScoreDenoiser
 from gtl.train.checkpoint import (
@@ -108,8 +108,7 @@ def test_kinds_are_told_apart(tmp_path: Path):
     assert isinstance(load_model(tmp_path / "ratio"), NetworkRatio)
     with pytest.raises(ValueError, match="holds a ratio"):
         load_denoiser(tmp_path / "ratio")
-    with pytest.raises(ValueError, match="holds a denoiser"):
-        load_ratio(tmp_path / "denoiser")
+    assert isinstance(load_ratio(tmp_path / "denoiser"), DifferenceRatio)  # a tuned model is a ratio to its source
 
 
 def change_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -8,9 +8,9 @@ import torch
 
 from gtl.data.tokens import check_tokens, folds, read_tokens, split
 from gtl.denoiser import NetworkDenoiser, nll
-from gtl.estimate import METHODS, Problem, Training
+from gtl.estimate import METHODS, Problem, Training, needs_source
 from gtl.progress import Bar
-from gtl.ratio import LocalRatio, NetworkRatio
+from gtl.ratio import Ratio
 from gtl.run import Run, check_folder
 from gtl.train.checkpoint import load_denoiser, save_model
 
@@ -33,8 +33,10 @@ def adapt(
         denoiser: folder of the source model, which stays as it is.
         target: sequences of the target domain (.npy of shape (N, L), or text with one sequence of ids a line).
         out: folder for the checkpoint; by default a new one under runs/.
-        source: sequences of the source domain, for the methods that need them (gtl-both, gtl-direct, gtl-paper).
-        method: gtl-local needs no source data; finetuned and vanilla are the baselines.
+        source: sequences of the source domain, for the methods that need them (gtl-both, gtl-direct, gtl-paper and
+            those with -iw).
+        method: gtl-local, gtl-knn and gtl-stack (both and fine-tuning, added up) need no source data; finetuned and
+            vanilla are the baselines. gtl-local-iw, finetuned-iw, ... borrow source sequences that look like target.
         held_out: share of the target that is held out at a time; where that is under 50 sequences, folds take turns.
         seed: of folds, weights and batches.
         training: sizes and budgets.
@@ -57,19 +59,26 @@ def adapt(
     if source is not None:
         rows = check_tokens(read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1])
         source_data = split(rows, held_out, seed)
-    elif method.startswith(("gtl-both", "gtl-direct", "gtl-paper")):
+    elif needs_source(method):
         raise ValueError(f"{method} compares target with source sequences: give --source, or use gtl-local")
     run = Run(out, "adapt", settings, device)
     with Bar(training.budget) as bar:
         problem = Problem(training, model, source_data, x, seed, held_out, bar=bar, log=run.log)
         made = problem.adapted(method)
     kept = made.denoiser if made.ratio is None else made.ratio
-    assert isinstance(kept, NetworkDenoiser | NetworkRatio | LocalRatio)
+    assert isinstance(kept, Ratio | NetworkDenoiser)
     save_model(run.folder, kept)
     before = nll(model, x.to(device), generator=torch.Generator(device).manual_seed(seed))
     if not run.has("source", len(x), seed, "nll"):
         run.add("adapt", "source", "nll", before, n=len(x), seed=seed)
-    for metric, value in (("held_out_nll", made.score), ("gamma", made.gamma), ("steps", made.steps)):
+    for metric, value in (
+        ("held_out_nll", made.score),
+        ("gamma", made.gamma),
+        ("steps", made.steps),
+        ("borrowed", made.borrowed),
+    ):
+        if value is None:
+            continue
         if not run.has(method, len(x), seed, metric) and math.isfinite(value):  # nothing is held out of -epochs
             run.add(
                 "adapt", method, metric, value, n=len(x), seed=seed, seconds=made.seconds,
@@ -78,6 +87,8 @@ def adapt(
     run.finish()
     parts = len(folds(x, training.folds, held_out, seed)) if training.folds else 1
     strength = "" if made.ratio is None else f", gamma {made.gamma:g}"
+    if made.borrowed is not None:
+        strength += f", {made.borrowed} source sequences borrowed"
     print(
         f"{run.folder}: held-out nll {made.score:.4f} nats a token over {parts} held-out part{'s'[: parts > 1]} "
         f"(the source alone: {before:.4f}){strength}"

@@ -13,9 +13,10 @@ from gtl.evaluate.martingale import martingale_violation
 from gtl.guidance import Guided, check_gamma, check_n_ratio
 from gtl.progress import Bar
 from gtl.ratio import Ratio, SequenceRatio
+from gtl.ratio.taylor import taylor
 from gtl.run import Run, check_folder
 from gtl.sample import Ancestral, Euler, FirstHitting, OnePosition, Remasking, Sampler, TauLeaping, Thinning
-from gtl.train.checkpoint import load_denoiser, load_ratio
+from gtl.train.checkpoint import load_denoiser, read_ratio
 
 __all__ = ["evaluate", "sample"]
 
@@ -36,8 +37,16 @@ def make_sampler(
     return kind(model, ratio, gamma=gamma, n_ratio=n_ratio, steps=steps)
 
 
+Scoring = Literal["intervention", "taylor"]
+
+
 def open_models(
-    denoiser: str, ratio: str | None, gamma: float | Literal["auto"], n_ratio: int | None, out: str | None
+    denoiser: str,
+    ratio: str | None,
+    gamma: float | Literal["auto"],
+    n_ratio: int | None,
+    out: str | None,
+    scoring: Scoring,
 ) -> tuple[NetworkDenoiser, Ratio | None, float | None, torch.device]:
     """The models, the guidance strength (None for the ratio's own) and the device; bad input is refused."""
     if out is not None:
@@ -47,7 +56,9 @@ def open_models(
         check_gamma(strength)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_denoiser(denoiser).to(device)
-    weight = None if ratio is None else load_ratio(ratio).to(device)
+    weight = None if ratio is None else read_ratio(ratio, strength is None).to(device)
+    if weight is not None and scoring == "taylor":
+        weight = taylor(weight)
     check_n_ratio(n_ratio, model.process.vocabulary)
     return model, weight, strength, device
 
@@ -58,6 +69,7 @@ def sample(
     ratio: str | None = None,
     gamma: float | Literal["auto"] = "auto",
     n_ratio: int | None = None,
+    scoring: Scoring = "intervention",
     count: int = 64,
     length: int | None = None,
     prompt: str | None = None,
@@ -71,9 +83,11 @@ def sample(
     Args:
         denoiser: folder of the source model.
         out: folder for the samples; by default a new one under runs/.
-        ratio: folder of the ratio.
+        ratio: folder of a ratio, or of a fine-tuned denoiser (which counts as its difference from the source), or a sum
+            of them, as in "0.5 * runs/physics + 0.5 * runs/biology".
         gamma: guidance strength; auto is the one that was chosen when the ratio was fitted.
         n_ratio: candidates weighed at a position; all by default.
+        scoring: of a sequence ratio's candidates; taylor is first-order, all of them for one pass forward and back.
         count: how many sequences; with a prompt, how many for each of its rows.
         length: tokens in a sequence; with a prompt it is the prompt's.
         prompt: token file whose mask ids are to be filled in; all other tokens stay.
@@ -86,7 +100,7 @@ def sample(
     settings = dict(locals())
     if count < 1 or batch_size < 1:
         raise ValueError(f"count={count} and batch_size={batch_size} must be at least 1")
-    model, weight, strength, device = open_models(denoiser, ratio, gamma, n_ratio, out)
+    model, weight, strength, device = open_models(denoiser, ratio, gamma, n_ratio, out, scoring)
     process = model.process
     if prompt is not None and process.mask_id is None:
         raise ValueError(f"--prompt marks what to fill in by masks; {process.name} noise has none")
@@ -119,6 +133,7 @@ def evaluate(
     ratio: str | None = None,
     gamma: float | Literal["auto"] = "auto",
     n_ratio: int | None = None,
+    scoring: Scoring = "intervention",
     draws: int = 8,
     seed: int = 0,
 ) -> None:
@@ -128,16 +143,18 @@ def evaluate(
         denoiser: folder of the source model.
         data: held-out sequences of the target.
         out: folder for the results; by default a new one under runs/.
-        ratio: folder of the ratio.
+        ratio: folder of a ratio, or of a fine-tuned denoiser (which counts as its difference from the source), or a sum
+            of them, as in "0.5 * runs/physics + 0.5 * runs/biology".
         gamma: guidance strength; auto is the one that was chosen when the ratio was fitted.
         n_ratio: candidates weighed at a position, all by default; other tokens keep the source's probability.
+        scoring: of a sequence ratio's candidates; taylor is first-order, all of them for one pass forward and back.
         draws: corruptions of every sequence.
         seed: of the corruptions.
     """
     settings = dict(locals())
     if draws < 1:
         raise ValueError(f"draws={draws} must be at least 1")
-    model, weight, strength, device = open_models(denoiser, ratio, gamma, n_ratio, out)
+    model, weight, strength, device = open_models(denoiser, ratio, gamma, n_ratio, out, scoring)
     process = model.process
     x = check_tokens(read_tokens(data), process.num_ids, process.mask_id, data, least=1).to(device)
     models: dict[str, Denoiser] = {"source": model}
@@ -159,7 +176,7 @@ def evaluate(
     if weight is not None:
         values = {(row.method, row.metric): row.value for row in run.rows}
         more = {"nll_gain": values["source", "nll"] - values["guided", "nll"]}
-        if isinstance(weight, SequenceRatio):  # a local ratio has no absolute value, and obeys the identity by itself
+        if isinstance(weight, SequenceRatio) and weight.absolute:  # a local ratio has no absolute value, and obeys the identity by itself
             gap = martingale_violation(model, weight, x.repeat(draws, 1), fresh()).double()
             more |= {"martingale_rms": float(gap.square().mean().sqrt()), "martingale_mean": float(gap.mean())}
         for metric, value in more.items():

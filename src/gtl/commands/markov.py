@@ -49,6 +49,7 @@ def reproduce(
     first_seed: int = 0,
     source_matrix: str | None = None,
     target_matrix: str | None = None,
+    mixture: float | None = None,
     vocabulary: int | None = None,
     length: int | None = None,
     m: int | None = None,
@@ -89,6 +90,7 @@ def reproduce(
         first_seed: the first seed.
         source_matrix: diagonal:D, anti-diagonal:D, dirichlet:ALPHA, or a .npy file with a row-stochastic matrix.
         target_matrix: likewise.
+        mixture: share of the source sequences that come from the target's chain (the paper's r).
         vocabulary: states of a named matrix.
         length: tokens in a sequence.
         m: source sequences.

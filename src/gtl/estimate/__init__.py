@@ -1,16 +1,16 @@
 """Estimators: every way from a source model to a target model. A new one is a file here and a line in METHODS."""
 
-from collections.abc import Callable
-
-from gtl.estimate.base import Adapted, NetworkSize, Problem, Training
+from gtl.estimate.base import Adapted, Method, NetworkSize, Problem, Training
 from gtl.estimate.baselines import finetuned, finetuned_epochs, vanilla, vanilla_epochs
+from gtl.estimate.borrow import ENDING, borrowing
+from gtl.estimate.knn import knn
+from gtl.estimate.late import late
 from gtl.estimate.local import local
 from gtl.estimate.paper import paper
 from gtl.estimate.sequence import by_pooling, direct, likelihood
+from gtl.estimate.stack import stack
 
-__all__ = ["METHODS", "Adapted", "NetworkSize", "Problem", "Training"]
-
-Method = Callable[[Problem, str], Adapted]
+__all__ = ["METHODS", "Adapted", "NetworkSize", "Problem", "Training", "needs_source"]
 
 
 def poolings(name: str, method: Method) -> dict[str, Method]:
@@ -24,8 +24,17 @@ METHODS: dict[str, Method] = {
     "finetuned": finetuned,
     "finetuned-epochs": finetuned_epochs,
     "gtl-local": local,
+    "gtl-late": late,
+    "gtl-knn": knn,
+    "gtl-stack": stack,
     **poolings("gtl-sequence", by_pooling(lambda pooling: likelihood(pooling, False))),
     **poolings("gtl-both", by_pooling(lambda pooling: likelihood(pooling, True))),
     **poolings("gtl-direct", by_pooling(direct)),
     **poolings("gtl-paper", by_pooling(paper)),
 }
+METHODS |= {f"{name}{ENDING}": borrowing(METHODS[name]) for name in ("vanilla", "finetuned", "gtl-local", "gtl-knn")}
+
+
+def needs_source(method: str) -> bool:
+    """Whether a method works on source sequences too."""
+    return method.startswith(("gtl-both", "gtl-direct", "gtl-paper")) or method.endswith(ENDING)

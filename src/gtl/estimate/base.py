@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from gtl.data.tokens import folds, split
 from gtl.denoiser import Denoiser, NetworkDenoiser
+from gtl.guidance import Guided
 from gtl.nn.dit import DiT, Pooling
 from gtl.progress import Bar
-from gtl.ratio import NetworkRatio, Ratio
+from gtl.ratio import KNNRatio, NetworkRatio, Ratio
 from gtl.ratio.gamma import GAMMAS, nll_by_gamma
+from gtl.ratio.knn import SETTINGS
 from gtl.score import ScoreDenoiser
 from gtl.train.denoiser import DenoiserObjective
 from gtl.train.likelihood import Judged
@@ -28,7 +30,18 @@ from gtl.train.loop import Fit, FitSettings, fit
 from gtl.train.objective import Objective
 from gtl.train.score import ScoreObjective
 
-__all__ = ["Adapted", "NetworkSize", "Part", "Problem", "Recipe", "Trained", "Training", "choose"]
+__all__ = [
+    "Adapted",
+    "Attempt",
+    "Method",
+    "NetworkSize",
+    "Part",
+    "Problem",
+    "Recipe",
+    "Trained",
+    "Training",
+    "choose",
+]
 
 
 @dataclass
@@ -90,6 +103,8 @@ class Training:
     """How many sequences the local ratio's pull toward r = 1 is worth."""
     features: bool = True
     """Whether the local ratio reads the denoiser's hidden states."""
+    knn_keys: int = 32_768
+    """Keys, about, in a store of neighbours; sequences are corrupted as often as it takes, at most 64 times."""
     warm_start: bool = True
     """Whether sequence ratios start from the source denoiser's first blocks (where the widths agree) or from noise."""
     gamma_rule: Literal["likelihood", "samples"] = "likelihood"
@@ -141,6 +156,8 @@ class Part:
     stop: int | None = None
     """The chosen step of the last network, in the final fit."""
     name: str = ""
+    start: "Trained | None" = None
+    """A model to train on, instead of a fresh one."""
 
 
 @dataclass
@@ -153,6 +170,17 @@ class Trained:
     """Of every network; the last one's curve is what step and gamma are chosen from."""
     rivals: Sequence[Ratio] = ()
     """Further ratios that may turn out better (with `folds: 0`)."""
+
+    def settle(self, index: int) -> None:
+        """Takes up the setting that was chosen: of a score's numbers the one at this index, as a rule a gamma."""
+        if isinstance(self.ratio, KNNRatio):
+            self.ratio.temperature, self.ratio.weight = SETTINGS[index]
+        elif self.ratio is not None:
+            self.ratio.gamma = GAMMAS[index]
+
+    def model(self) -> Denoiser:
+        """The target model."""
+        return self.denoiser if self.ratio is None else Guided(self.denoiser, self.ratio)
 
 
 @dataclass
@@ -168,6 +196,8 @@ class Adapted:
     seconds: float = 0.0
     weights: int = 0
     """Trainable numbers, over all networks of the model that is kept."""
+    borrowed: int | None = None
+    """Source rows that joined the target's in the final fit, where that was asked for."""
 
 
 def choose(curves: list[dict[int, list[float]]]) -> tuple[int, int, float]:
@@ -215,27 +245,56 @@ class Problem:
         """A recipe under the experiment's rule of choice."""
         return self._once(method, recipe) if not self.training.folds else self._folds(method, recipe)
 
-    def _folds(self, method: str, recipe: "Recipe") -> Adapted:
-        parts = folds(self.target, self.training.folds, self.held_out, self.seed)
-        share = self.training.budget // (len(parts) + 1)
+    def parts(self) -> list[tuple[Tensor, Tensor]]:
+        """(rows, held-out rows) of each fold, or of the one split."""
+        if self.training.folds:
+            return folds(self.target, self.training.folds, self.held_out, self.seed)
+        return [split(self.target, max(self.held_out, 4 / len(self.target)), self.seed)]
+
+    def attempt(
+        self,
+        name: str,
+        recipe: "Recipe",
+        parts: list[tuple[Tensor, Tensor]],
+        steps: int,
+        starts: "Sequence[Trained] | None" = None,
+    ) -> "Attempt":
+        """A recipe on every fold, and the step and setting that are best on the mean of what is held out."""
         tried = []
-        for number, (rows, held_out) in enumerate(parts, 1):
-            tried.append(recipe(self, Part(rows, held_out, share, name=f"{method}, fold {number} of {len(parts)}")))
+        for index, (rows, held_out) in enumerate(parts):
+            where = f"{name}, fold {index + 1} of {len(parts)}"
+            start = None if starts is None else starts[index]
+            tried.append(recipe(self, Part(rows, held_out, steps, name=where, start=start)))
         step, index, score = choose([trained.fits[-1].curve for trained in tried])
-        final = recipe(self, Part(self.target, None, share, step, f"{method}, all rows"))
-        fits = [fit for trained in (*tried, final) for fit in trained.fits]
-        gamma = GAMMAS[index] if final.ratio is not None else 1.0
-        return self._result(final, fits, gamma, score)
+        for trained in tried:
+            trained.settle(index)
+        return Attempt(tried, steps, step, index, score)
+
+    def finish(
+        self, name: str, recipe: "Recipe", rows: Tensor, attempt: "Attempt", start: Trained | None = None
+    ) -> Trained:
+        """The recipe once more on all rows, up to the chosen step, with the chosen setting."""
+        final = recipe(self, Part(rows, None, attempt.steps, attempt.step, f"{name}, all rows", start))
+        final.settle(attempt.index)
+        return final
+
+    def _folds(self, method: str, recipe: "Recipe") -> Adapted:
+        parts = self.parts()
+        attempt = self.attempt(method, recipe, parts, self.training.budget // (len(parts) + 1))
+        final = self.finish(method, recipe, self.target, attempt)
+        return self.result(final, [*attempt.fits(), *final.fits], attempt.score)
 
     def _once(self, method: str, recipe: "Recipe") -> Adapted:
-        rows, held_out = split(self.target, max(self.held_out, 4 / len(self.target)), self.seed)
+        rows, held_out = self.parts()[0]
         made = recipe(self, Part(rows, held_out, self.training.budget, name=method))
-        if made.ratio is None:
-            return self._result(made, made.fits, 1.0, made.fits[-1].held_out or float("nan"))
+        if made.ratio is None or isinstance(made.ratio, KNNRatio):
+            made.settle(choose([made.fits[-1].curve])[1])
+            return self.result(made, made.fits, made.fits[-1].held_out or float("nan"))
         results = []
         for ratio in (made.ratio, *made.rivals):
             index, score = self._gamma(ratio, held_out)
-            results.append(self._result(replace(made, ratio=ratio), made.fits, GAMMAS[index], score))
+            ratio.gamma = GAMMAS[index]
+            results.append(self.result(replace(made, ratio=ratio), made.fits, score))
         return min(results, key=lambda result: result.score)
 
     def _gamma(self, ratio: Ratio, held_out: Tensor) -> tuple[int, float]:
@@ -250,11 +309,11 @@ class Problem:
         scores = nll_by_gamma(self.source, ratio, held_out, GAMMAS, generator=generator)
         return int(scores.argmin()), float(scores.min())
 
-    def _result(self, made: Trained, fits: list[Fit], gamma: float, score: float) -> Adapted:
-        if made.ratio is not None:
-            made.ratio.gamma = gamma
+    def result(self, made: Trained, fits: list[Fit], score: float) -> Adapted:
+        """The target model, with what it cost."""
         steps, seconds = sum(f.steps for f in fits), sum(f.seconds for f in fits)
         weights = sum(f.weights for f in made.fits)
+        gamma = 1.0 if made.ratio is None else made.ratio.eval().gamma
         return Adapted(made.denoiser, made.ratio, gamma, score, steps, seconds, weights)
 
     def fit(self, name: str, model: nn.Module, objective: Objective, steps: int, **changes: Any) -> Fit:
@@ -315,7 +374,28 @@ class Problem:
         return train, {"source": self.source_data[1], "target": part.held_out}
 
 
+@dataclass
+class Attempt:
+    """A recipe on every fold."""
+
+    tried: list[Trained]
+    steps: int
+    """Gradient steps at most, in each."""
+    step: int
+    """The chosen step of the last network."""
+    index: int
+    """The chosen setting."""
+    score: float
+    """The mean held-out score there."""
+
+    def fits(self) -> list[Fit]:
+        """Of every network that was trained."""
+        return [fit for trained in self.tried for fit in trained.fits]
+
+
 Recipe = Callable[[Problem, Part], Trained]
+Method = Callable[[Problem, str], Adapted]
+"""From a problem and the method's name to a target model."""
 
 
 def descend(value: Callable[[int], float], count: int) -> tuple[int, float]:

@@ -19,7 +19,11 @@ def start(problem: Problem, from_source: bool) -> NetworkDenoiser:
 
 def recipe(problem: Problem, part: Part, from_source: bool) -> Trained:
     """A denoiser on the target."""
-    model = start(problem, from_source)
+    if part.start is None:
+        model = start(problem, from_source)
+    else:
+        assert isinstance(part.start.denoiser, NetworkDenoiser)
+        model = copy.deepcopy(part.start.denoiser)
     warmup = problem.training.finetuned_warmup if from_source else problem.training.warmup
     objective = problem.denoiser_objective(model, part.rows, part.held_out)
     fit = problem.fit(part.name, model, objective, part.steps, stop=part.stop, warmup=warmup)

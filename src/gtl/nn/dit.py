@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["DiT", "PooledDiT", "Pooling", "gather_positions"]
+__all__ = ["DiT", "PooledDiT", "Pooling", "gather_positions", "initialise"]
 
 Pooling = Literal["sum", "mean"]
 
@@ -156,11 +156,7 @@ class DiT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads, dropout, time_conditioned) for _ in range(depth))
         self.norm = Modulation(width, 2, time_conditioned)
         self.head = nn.Linear(width, outputs)
-        self.apply(_initialise)
-        for name, weight in self.named_parameters():  # residual branches start small, so that depth does not matter
-            if name.endswith(("out.weight", "mlp.2.weight")):
-                nn.init.normal_(weight, std=weight.shape[1] ** -0.5 / math.sqrt(2 * depth))
-        nn.init.zeros_(self.head.weight)
+        initialise(self, depth)
 
     def layers(self, z: Tensor, t: Tensor | None = None, extra: Tensor | None = None) -> tuple[Tensor, ...]:
         """All hidden states, each (B, L, width): the embedding, what every block gives, and the last one normalised.
@@ -187,8 +183,8 @@ class DiT(nn.Module):
             states.append(block(states[-1], rotation, condition))
         return (*states, modulated_norm(states[-1], *self.norm(condition)))
 
-    def forward(self, z: Tensor, t: Tensor | None = None) -> Tensor:
-        return self.head(self.trunk(z, t))
+    def forward(self, z: Tensor, t: Tensor | None = None, extra: Tensor | None = None) -> Tensor:
+        return self.head(self.trunk(z, t, extra))
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments."""
@@ -207,12 +203,22 @@ class PooledDiT(nn.Module):
             raise ValueError(f"pooling={pooling!r}: choose sum or mean")
         self.dit, self.pooling = trunk, pooling
 
-    def forward(self, z: Tensor, t: Tensor | None = None) -> Tensor:
-        return in_chunks(self._pool, z, t)
+    def forward(self, z: Tensor, t: Tensor | None = None, extra: Tensor | None = None) -> Tensor:
+        return in_chunks(self._pool, z, t, extra)
 
-    def _pool(self, z: Tensor, t: Tensor | None = None) -> Tensor:
-        values = self.dit(z, t).squeeze(-1).float()
+    def _pool(self, z: Tensor, t: Tensor | None, extra: Tensor | None) -> Tensor:
+        values = self.dit(z, t, extra).squeeze(-1).float()
         return values.sum(-1) if self.pooling == "sum" else values.mean(-1)
+
+
+def initialise(network: nn.Module, depth: int) -> None:
+    """Draws the weights of a network of `depth` blocks whose `head` starts at zero."""
+    network.apply(_initialise)
+    for name, weight in network.named_parameters():
+        if name.endswith(("out.weight", "mlp.2.weight")):  # residual branches start small: depth does not matter
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5 / math.sqrt(2 * depth))
+        elif name == "head.weight":
+            nn.init.zeros_(weight)
 
 
 def _initialise(module: nn.Module) -> None:

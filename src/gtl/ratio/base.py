@@ -9,15 +9,15 @@ Log-ratios form a vector space: `0.7 * a + b` is a Ratio whose log_ratio is that
 """
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gtl.denoiser import Prediction
+from gtl.denoiser import Denoiser, Prediction
 from gtl.process import Process
 
-__all__ = ["Combination", "Ratio", "SequenceRatio", "Space"]
+__all__ = ["Combination", "ConditionalRatio", "Ratio", "SequenceRatio", "Space"]
 
 Space = Literal["noisy", "clean"]
 
@@ -25,6 +25,8 @@ Space = Literal["noisy", "clean"]
 class Ratio(nn.Module, ABC):
     """A density ratio that can weigh candidate tokens."""
 
+    kind: str = ""
+    """What a checkpoint calls it."""
     process: Process
     space: Space = "noisy"
     """"noisy" weighs z_s (t is the level after the step); "clean" tilts p(x_0 | z_t) (t is the current level). Under
@@ -33,6 +35,11 @@ class Ratio(nn.Module, ABC):
     """Whether the value depends on z alone."""
     gamma: float = 1.0
     """The guidance strength that was chosen for this ratio on held-out target data; 1 where nothing was chosen."""
+
+    @property
+    def absolute(self) -> bool:
+        """Whether log r(z) itself is known (`SequenceRatio.log_value`), not only up to constants."""
+        return False
 
     @abstractmethod
     def log_ratio(
@@ -63,6 +70,24 @@ class Ratio(nn.Module, ABC):
         values = self.log_ratio(z, positions, tokens.expand(*positions.shape, -1), t, context)
         return values.new_zeros(*positions.shape, len(ids)).index_copy_(-1, tokens, values)
 
+    def check(self, denoiser: Denoiser) -> None:
+        """Refuses a denoiser that this ratio cannot guide."""
+        mine, its = self.process, denoiser.process
+        if (mine.num_ids, mine.mask_id) != (its.num_ids, its.mask_id):
+            raise ValueError(
+                f"the ratio knows {mine.num_ids} ids (mask {mine.mask_id}), "
+                f"the denoiser {its.num_ids} (mask {its.mask_id})"
+            )
+
+    def config(self) -> dict[str, Any]:
+        """What `from_config` needs, for ratios that a checkpoint can hold."""
+        raise ValueError(f"a {type(self).__name__} cannot be saved")
+
+    @classmethod
+    def from_config(cls, process: Process, config: dict[str, Any]) -> "Ratio":
+        """A ratio of the same shape, its weights still to be loaded."""
+        raise ValueError(f"a {cls.__name__} cannot be loaded")
+
     def __add__(self, other: "Ratio") -> "Combination":
         return Combination([(1.0, self), (1.0, other)])
 
@@ -83,6 +108,10 @@ class SequenceRatio(Ratio):
 
     max_tokens: int | None = None
     """Most tokens in one network call, the memory budget; by default 16,384 on a CPU and 2^20 elsewhere."""
+
+    @property
+    def absolute(self) -> bool:
+        return True
 
     @abstractmethod
     def log_value(self, z: Tensor, t: Tensor | None = None) -> Tensor:
@@ -122,6 +151,36 @@ class SequenceRatio(Ratio):
         return torch.cat(parts) if parts else self.log_value(z[:1], None if t is None else t[:1]).new_zeros((0, count))
 
 
+class ConditionalRatio(Ratio):
+    """A ratio of conditionals, log q(x_l = v | z) / p(x_l = v | z) + const(z, l), known for all tokens at once.
+
+    A subclass writes `table`. It tilts p(x | z), so it is clean, and it has no absolute value.
+    """
+
+    space = "clean"
+
+    @abstractmethod
+    def table(self, z: Tensor, positions: Tensor, t: Tensor | None = None, context: Prediction | None = None) -> Tensor:
+        """The log-ratio of every token id in order, (B, P, K); what it says of the mask means nothing."""
+
+    def log_ratio(
+        self,
+        z: Tensor,
+        positions: Tensor,
+        candidates: Tensor,
+        t: Tensor | None = None,
+        context: Prediction | None = None,
+    ) -> Tensor:
+        """As the contract says. The mask as a candidate stands for r(z) itself, which by the martingale identity is
+        the mean of its continuations under p; without `context` what is said of it means nothing."""
+        values = self.table(z, positions, t, context)
+        mask = self.process.mask_id
+        if mask is not None and context is not None:
+            mean = torch.logsumexp(context.log_probs.to(values.dtype) + values, -1, keepdim=True)
+            values = torch.cat([values[..., :mask], mean, values[..., mask + 1 :]], -1)
+        return values.gather(-1, candidates)
+
+
 class Combination(SequenceRatio):
     """sum_i w_i log r_i. Nested combinations are flattened; `log_value` needs every term to be a sequence ratio."""
 
@@ -141,6 +200,14 @@ class Combination(SequenceRatio):
                 raise ValueError(f"under {first.process.name} noise a noisy and a clean ratio cannot be added")
         self.process, self.space = first.process, first.space
         self.timeless = all(ratio.timeless for _, ratio in flat)
+
+    def check(self, denoiser: Denoiser) -> None:
+        for _, ratio in self.weighted_terms():
+            ratio.check(denoiser)
+
+    @property
+    def absolute(self) -> bool:
+        return all(ratio.absolute for _, ratio in self.weighted_terms())
 
     def weighted_terms(self) -> list[tuple[float, Ratio]]:
         """The (weight, ratio) pairs of the sum."""

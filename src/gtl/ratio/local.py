@@ -11,23 +11,21 @@ and the same network serves every process.
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from gtl.denoiser import NetworkDenoiser, Prediction
+from gtl.denoiser import Denoiser, NetworkDenoiser, Prediction
 from gtl.nn.dit import DiT
 from gtl.nn.local import LocalDiT
 from gtl.process import Process
-from gtl.ratio.base import Ratio
+from gtl.ratio.base import ConditionalRatio
 
 __all__ = ["LocalRatio"]
 
 
-class LocalRatio(Ratio):
+class LocalRatio(ConditionalRatio):
     """A local network as a ratio."""
 
     kind = "local"
-    space = "clean"
 
     def __init__(self, process: Process, network: LocalDiT) -> None:
         """Wraps a network with one output for each token id."""
@@ -67,34 +65,21 @@ class LocalRatio(Ratio):
             raise ValueError("this ratio reads the denoiser's hidden states: pass context=denoiser(z, t, positions)")
         return self(z, () if context is None else context.hidden, t, positions)
 
-    def log_ratio(
-        self,
-        z: Tensor,
-        positions: Tensor,
-        candidates: Tensor,
-        t: Tensor | None = None,
-        context: Prediction | None = None,
-    ) -> Tensor:
-        """As the contract says. The mask as a candidate stands for r(z) itself, which by the martingale identity is
-        the mean of its continuations under p; without `context` what is said of it means nothing."""
-        values = self.table(z, positions, t, context)
-        if self.process.mask_id is not None and context is not None:
-            mean = torch.logsumexp(context.log_probs.to(values.dtype) + values, -1)
-            values = torch.cat(
-                [
-                    values[..., : self.process.mask_id],
-                    mean.unsqueeze(-1),
-                    values[..., self.process.mask_id + 1 :],
-                ],
-                -1,
+    def check(self, denoiser: Denoiser) -> None:
+        super().check(denoiser)
+        if not self.network.states or not isinstance(denoiser, NetworkDenoiser):
+            return
+        wanted = self.network.states, self.network.features
+        found = denoiser.network.depth + 2, denoiser.network.width
+        if wanted != found:
+            raise ValueError(
+                f"this ratio reads {wanted[0]} hidden states of width {wanted[1]}; the denoiser has {found[0]} of "
+                f"width {found[1]}: it was fitted for another model"
             )
-        return values.gather(-1, candidates)
 
     def config(self) -> dict[str, Any]:
-        """What `from_config` needs."""
         return {"network": self.network.config()}
 
     @classmethod
     def from_config(cls, process: Process, config: dict[str, Any]) -> "LocalRatio":
-        """An untrained ratio of the same shape."""
         return cls(process, LocalDiT.from_config(config["network"]))

@@ -57,19 +57,18 @@ class NetworkRatio(SequenceRatio):
         """The network's output s (B,), which training works on: log r but for label smoothing."""
         return self.network(z, t)
 
-    def log_value(self, z: Tensor, t: Tensor | None = None) -> Tensor:
-        return unsmooth(self.network(z, t), self.smoothing)
+    def log_value(self, z: Tensor, t: Tensor | None = None, extra: Tensor | None = None) -> Tensor:
+        """log r(z); `extra` (B, L, width) is added to the token embeddings."""
+        return unsmooth(self.network(z, t, extra), self.smoothing)
 
     def source_probability(self, z: Tensor, t: Tensor | None = None) -> Tensor:
         """The classifier's d(z), near 0 for target-like and near 1 for source-like sequences: (B,)."""
         return torch.sigmoid(-self.log_value(z, t))
 
     def config(self) -> dict[str, Any]:
-        """What `from_config` needs."""
         network = self.network
         return {"network": network.dit.config(), "pooling": network.pooling, "smoothing": self.smoothing}
 
     @classmethod
     def from_config(cls, process: Process, config: dict[str, Any]) -> "NetworkRatio":
-        """An untrained ratio of the same shape."""
         return cls(process, PooledDiT(DiT(**config["network"]), config["pooling"]), config["smoothing"])

@@ -58,6 +58,8 @@ class Protocol:
     """The noise: d3pm is a discretised Gaussian, ctmc uniform rates with a score model trained by score entropy."""
     source_matrix: str = "diagonal:0.1"
     target_matrix: str = "diagonal:0.8"
+    mixture: float = 0.0
+    """Share of the source sequences that are drawn from the target's chain (the paper's r)."""
     vocabulary: int = 5
     length: int = 20
     m: int = 10_000
@@ -87,6 +89,8 @@ class Protocol:
                 raise ValueError(f"unknown method {method!r}; choose among {', '.join(known)}")
         if self.length < 2 or self.samples < 1 or self.m < 2:
             raise ValueError(f"length={self.length}, m={self.m}, samples={self.samples}: too small")
+        if not 0 <= self.mixture < 1:
+            raise ValueError(f"mixture={self.mixture} must be at least 0 and less than 1")
         for n in self.n:
             if n < 2:
                 raise ValueError(f"n={n}: at least 2 target sequences are needed, one to train on and one held out")
@@ -175,7 +179,10 @@ class Experiment:
         self.size = len(source)
         self.process = make_noise(protocol.process, self.size)
         draw = [torch.Generator().manual_seed(mix(seed, which)) for which in range(2)]
-        x = check_tokens(sample_chain(source, protocol.m, protocol.length, draw[0]), self.process.num_ids)
+        alike = round(protocol.mixture * protocol.m)
+        x = sample_chain(source, protocol.m, protocol.length, draw[0])
+        x[:alike] = sample_chain(target, alike, protocol.length, torch.Generator().manual_seed(mix(seed, 3)))
+        check_tokens(x, self.process.num_ids)
         self.source_data = split(x, protocol.held_out, seed)
         self.target_all = target_sequences(target, max(protocol.n), protocol.length, seed)
         self.test = sample_chain(target, 256, protocol.length, draw[1]).to(device)
@@ -267,6 +274,8 @@ class Experiment:
         self.add(method, n, "nll", self.likelihood(adapted))
         if adapted.steps:
             self.add(method, n, "steps", adapted.steps)
+        if adapted.borrowed is not None:
+            self.add(method, n, "borrowed", adapted.borrowed)
         self.record(method, n, x, **extra)
 
     def likelihood(self, adapted: Adapted) -> float:
@@ -337,8 +346,8 @@ def planned_units(p: Protocol, size: int) -> float:
 
 def add_published(run: Run, p: Protocol) -> None:
     """The paper's own figures beside ours, where the setting is the paper's."""
-    setting = p.process, p.source_matrix, p.target_matrix, p.length, p.vocabulary
-    if setting != ("masked", "diagonal:0.1", "diagonal:0.8", 20, 5):
+    setting = p.process, p.source_matrix, p.target_matrix, p.length, p.vocabulary, p.mixture
+    if setting != ("masked", "diagonal:0.1", "diagonal:0.8", 20, 5, 0):
         return
     for method, values in PUBLISHED.items():
         for n in p.n:
@@ -358,7 +367,8 @@ def finish(run: Run, p: Protocol, matrices: list[Tensor], seeds: list[int]) -> N
         "device": run.device,
         "seeds": ", ".join(map(str, seeds)),
         "noise": p.process,
-        "chains": f"source {p.source_matrix}, target {p.target_matrix}, {len(matrices[0])} states, length {p.length}",
+        "chains": f"source {p.source_matrix}, target {p.target_matrix}, {len(matrices[0])} states, length {p.length}"
+        + (f"; {p.mixture:.0%} of the source sequences are target" if p.mixture else ""),
         "budget": f"{p.training.source_steps} gradient steps for the source model; at most {p.training.budget} more "
         "for every method, over all its networks",
         "choice": "one split, the weights with the best held-out loss"

@@ -66,6 +66,8 @@ class Sampler(ABC):
         check_gamma(gamma)
         self.process: Process = denoiser.process
         check_n_ratio(n_ratio, self.process.vocabulary)
+        if ratio is not None:
+            ratio.check(denoiser)
         self.denoiser, self.ratio, self.gamma, self.n_ratio = denoiser, ratio, gamma, n_ratio
         self.frozen: Tensor | None = None
 

@@ -1,7 +1,12 @@
-"""Checkpoints: `weights.safetensors` with `config.json` beside it, written atomically and loaded strictly."""
+"""Checkpoints: `weights.safetensors` with `config.json` beside it, written atomically and loaded strictly.
+
+A sum of ratios is a folder whose config.json has the weights, with a folder `0`, `1`, ... for each term; so is one
+ratio on top of another.
+"""
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +21,8 @@ from gtl.denoiser import NetworkDenoiser
 from gtl.guidance import check_gamma
 from gtl.nn.dit import DiT
 from gtl.process import make_process
-from gtl.ratio import RATIOS, LocalRatio, NetworkRatio
+from gtl.ratio import RATIOS, Combination, ConditionalRatio, DifferenceRatio, NetworkRatio, Ratio
+from gtl.ratio.successive import SuccessiveRatio
 from gtl.score import ScoreDenoiser
 
 __all__ = [
@@ -27,11 +33,12 @@ __all__ = [
     "load_ratio",
     "load_sequence_ratio",
     "load_strictly",
+    "read_ratio",
     "save_model",
     "write_json",
 ]
 
-Model = NetworkDenoiser | NetworkRatio | LocalRatio
+Model = NetworkDenoiser | Ratio
 
 
 @contextmanager
@@ -76,6 +83,14 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], name: str) -> N
 
 def save_model(folder: Path, model: Model) -> None:
     """Writes a checkpoint into a folder."""
+    if isinstance(model, Combination):
+        for index, (_, ratio) in enumerate(model.weighted_terms()):
+            save_model(folder / str(index), ratio)
+        return write_json(folder / "config.json", {"kind": "sum", "gamma": model.gamma, "weights": model.weights})
+    if isinstance(model, SuccessiveRatio):
+        for index, ratio in enumerate(model.ratios()):
+            save_model(folder / str(index), ratio)
+        return write_json(folder / "config.json", {"kind": model.kind, "gamma": model.gamma})
     config: dict[str, Any] = {"process": model.process.config()}
     if isinstance(model, NetworkDenoiser):
         kind = "score" if isinstance(model, ScoreDenoiser) else "denoiser"
@@ -90,30 +105,59 @@ def save_model(folder: Path, model: Model) -> None:
 def load_model(folder: str | Path) -> Model:
     """Reads a checkpoint; anything amiss is a ValueError or FileNotFoundError that names it."""
     folder = Path(folder)
-    for file in ("config.json", "weights.safetensors"):
-        if not (folder / file).is_file():
-            raise FileNotFoundError(f"{folder}: not a checkpoint, {file} is missing")
+    config = read_config(folder)
     try:
-        config = json.loads((folder / "config.json").read_text())
-        process = make_process(config["process"])
         model: Model
-        if config["kind"] in ("denoiser", "score"):
-            kind = ScoreDenoiser if config["kind"] == "score" else NetworkDenoiser
-            model = kind(process, DiT(**config["network"]), tuple(config["banned"]))
-        elif config["kind"] in RATIOS:
-            model = RATIOS[config["kind"]].from_config(process, config)
+        if config["kind"] == "sum":
+            model = Combination([(float(w), load_ratio(folder / str(i))) for i, w in enumerate(config["weights"])])
+        elif config["kind"] == SuccessiveRatio.kind:
+            first, then = (load_ratio(folder / str(i)) for i in range(2))
+            if not isinstance(then, ConditionalRatio):
+                raise ValueError(f"a {then.kind} ratio cannot come second")
+            model = SuccessiveRatio(first, then)
+        else:
+            model = build(config)
+        if isinstance(model, Ratio):
             model.gamma = float(config["gamma"])
             check_gamma(model.gamma)
-        else:
-            raise ValueError(f"unknown kind {config['kind']!r}")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'config.json'}: not a config of this project ({error})") from None
+    if isinstance(model, Combination | SuccessiveRatio):
+        return model.eval()
+    file = folder / "weights.safetensors"
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder}: not a checkpoint, weights.safetensors is missing")
     try:
-        tensors = load_file(folder / "weights.safetensors")
+        tensors = load_file(file)
     except SafetensorError as error:
-        raise ValueError(f"{folder / 'weights.safetensors'}: not a safetensors file ({error})") from None
+        raise ValueError(f"{file}: not a safetensors file ({error})") from None
     load_strictly(model, tensors, str(folder))
     return model.eval()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a checkpoint."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder}: not a checkpoint, config.json is missing")
+    try:
+        config = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: not a config of this project ({error})") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{file}: not a config of this project")
+    return config
+
+
+def build(config: dict[str, Any]) -> Model:
+    """An untrained model from its config."""
+    process, kind = make_process(config["process"]), config["kind"]
+    if kind in ("denoiser", "score"):
+        denoiser = ScoreDenoiser if kind == "score" else NetworkDenoiser
+        return denoiser(process, DiT(**config["network"]), tuple(config["banned"]))
+    if kind not in RATIOS:
+        raise ValueError(f"unknown kind {kind!r}")
+    return RATIOS[kind].from_config(process, config)
 
 
 def load_denoiser(folder: str | Path) -> NetworkDenoiser:
@@ -124,17 +168,36 @@ def load_denoiser(folder: str | Path) -> NetworkDenoiser:
     return model
 
 
-def load_ratio(folder: str | Path) -> NetworkRatio | LocalRatio:
-    """Reads a checkpoint that must be a ratio."""
+def load_ratio(folder: str | Path) -> Ratio:
+    """Reads a checkpoint as a ratio; a tuned denoiser is its difference from the source."""
     model = load_model(folder)
-    if isinstance(model, NetworkDenoiser):
-        raise ValueError(f"{folder}: holds a denoiser, not a ratio")
-    return model
+    return DifferenceRatio(model).eval() if isinstance(model, NetworkDenoiser) else model
+
+
+TERM = re.compile(r"(?:(?P<weight>[0-9.]+(?:[eE]-?[0-9]+)?)\s*\*\s*)?(?P<folder>\S.*)")
+
+
+def read_ratio(text: str, own_gamma: bool) -> Ratio:
+    """The ratio of a folder, or of a sum such as `0.5 * runs/physics + 0.5 * runs/biology`.
+
+    With `own_gamma` each term of a sum counts with the strength that was chosen for it as well.
+    """
+    if Path(text).exists() or not re.search(r"[*+]", text):
+        return load_ratio(text)
+    terms: list[tuple[float, Ratio]] = []
+    for part in text.split("+"):
+        found = TERM.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(f"{text!r}: not a folder, and not a sum such as '0.5 * runs/a + 0.5 * runs/b'")
+        ratio = load_ratio(found["folder"])
+        terms.append((float(found["weight"] or 1) * (ratio.gamma if own_gamma else 1.0), ratio))
+    return Combination(terms).eval()
 
 
 def load_sequence_ratio(folder: str | Path) -> NetworkRatio:
     """Reads a checkpoint that must be a sequence ratio or classifier."""
     ratio = load_ratio(folder)
     if not isinstance(ratio, NetworkRatio):
-        raise ValueError(f"{folder}: holds a {ratio.kind} ratio; a sequence ratio or classifier is needed here")
+        kind = "denoiser" if isinstance(ratio, DifferenceRatio) else f"{ratio.kind or 'sum'} ratio"
+        raise ValueError(f"{folder}: holds a {kind}; a sequence ratio or classifier is needed here")
     return ratio

@@ -1,0 +1,146 @@
+"""Importance-weighted fitting, `METHOD-iw`: source rows that look like the target join its rows.
+
+The paper's lemma says that source data weighted by r(x) = q(x) / p(x) is target data. Here r is estimated, calibrated,
+clipped, and turned into rows:
+
+1. *Estimate.* The method runs as it always does. The model of each fold then gives a log-ratio of whole sequences,
+   log r(x) = NELBO(x ; p) - NELBO(x ; q), by the chain rule; a sequence ratio says it directly. Target rows get it
+   from the fold that held them out, source rows from every fold.
+2. *Calibrate.* Isotonic regression of the domain on that number: the best monotone fit of r, which learns where it
+   saturates (at 1 / share, where a share of the source is target).
+3. *Clip.* r is capped at c, its median over the target rows, and a source row joins with probability min(r, c) / c:
+   rejection sampling. What joins is at most the effective sample size of the clipped weights, (sum w)^2 / sum w^2.
+   Where a typical target row has no company in the source, c is infinite and nothing joins.
+4. *Go on* from there on target and borrowed rows, with what is left of the budget; keep that only where held-out
+   target rows are likelier for it. Where nothing joins, the result is the method's own.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from sklearn.isotonic import IsotonicRegression
+from torch import Tensor
+
+from gtl.denoiser import Denoiser
+from gtl.estimate.base import Adapted, Method, Problem, Recipe, Trained
+from gtl.ratio import SequenceRatio
+from gtl.train.loop import mix
+
+__all__ = ["ENDING", "Weighing", "borrowing", "log_weights", "weigh"]
+
+ENDING = "-iw"
+MOST_ROWS = 20_000
+"""Source rows that are looked at."""
+ENOUGH_STEPS, LEAST_STEPS = 120, 20
+"""Of a fit that goes on with borrowed rows: fewer folds are looked at rather than fewer steps taken than the first, and
+nothing is begun below the second."""
+
+
+@dataclass
+class Weighing:
+    """Calibrated, clipped importance weights of source rows."""
+
+    ratio: np.ndarray
+    """r of every source row, calibrated; (M,)."""
+    clip: float
+    """c."""
+
+    @property
+    def chance(self) -> np.ndarray:
+        """min(r, c) / c of every source row."""
+        return np.minimum(1.0, self.ratio / self.clip) if np.isfinite(self.clip) else np.zeros_like(self.ratio)
+
+    @property
+    def effective(self) -> float:
+        """The effective sample size of the clipped weights."""
+        w = self.chance
+        return float(w.sum() ** 2 / np.square(w).sum()) if w.any() else 0.0
+
+
+def weigh(target: np.ndarray, source: np.ndarray) -> Weighing:
+    """Calibrates log-ratios of held-out target rows (N,) and of source rows (M,)."""
+    scores, labels = np.concatenate([target, source]), np.repeat([1.0, 0.0], [len(target), len(source)])
+    weights = np.repeat([1 / len(target), 1 / len(source)], [len(target), len(source)])
+    chance = IsotonicRegression().fit(scores, labels, sample_weight=weights).predict(scores)
+    with np.errstate(divide="ignore"):
+        ratio = chance / (1 - np.minimum(chance, 1.0))
+    return Weighing(ratio[len(target) :], float(np.median(ratio[: len(target)])))
+
+
+@torch.no_grad()
+def log_weights(source: Denoiser, made: Trained, x: Tensor, seed: int, draws: int = 4, batch: int = 512) -> Tensor:
+    """log r(x) of whole sequences x (N, L) by a trained model: (N,), on the CPU.
+
+    NELBOs are averaged over `draws` corruptions, their times spread over [0, 1], the same for both models.
+    """
+    device = next(source.parameters()).device
+    if isinstance(made.ratio, SequenceRatio) and made.ratio.absolute:
+        parts = [
+            made.ratio.log_value(part.to(device), torch.zeros(len(part), device=device)) for part in x.split(batch)
+        ]
+        return torch.cat(parts).cpu()
+    model, process, values = made.model(), source.process, []
+    generator = torch.Generator(device).manual_seed(seed)
+    for part in x.to(device).split(batch):
+        times = process.times(draws * len(part), device, generator).sort().values.view(draws, -1)
+        total = torch.zeros(len(part), dtype=torch.float64, device=device)
+        for t in times:
+            t = t[torch.randperm(len(t), device=device, generator=generator)]
+            z = process.corrupt(part, t, generator)
+            q = model(z, t)
+            p = source(z, t).log_probs if q.source is None else q.source
+            total += process.nelbo(part, z, t, p, source.timeless)
+            total -= process.nelbo(part, z, t, q.log_probs, model.timeless)
+        values.append(total / draws)
+    return torch.cat(values).cpu()
+
+
+class Borrowing(Problem):
+    """A problem whose recipes may borrow rows from the source."""
+
+    def run(self, method: str, recipe: Recipe) -> Adapted:
+        rows = self.source_data[0]
+        if not len(rows):
+            raise ValueError(f"{method} borrows from source sequences: give source data as well")
+        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))[:MOST_ROWS]
+        rows = rows[chosen]
+        parts = self.parts()
+        first = self.attempt(method, recipe, parts, self.training.budget // (len(parts) + 1))
+        final = self.finish(method, recipe, self.target, first)
+        fits = [*first.fits(), *final.fits]
+        alone = self.result(final, fits, first.score)
+        target = torch.cat(
+            [
+                log_weights(self.source, made, held, self.seed)
+                for made, (_, held) in zip(first.tried, parts, strict=True)
+            ]
+        )
+        source = torch.stack([log_weights(self.source, made, rows, self.seed) for made in first.tried])
+        draw = np.random.default_rng(mix(self.seed, 9)).random(len(rows))
+
+        def joined(own: Tensor, scores: Tensor) -> tuple[Tensor, Weighing]:
+            weighing = weigh(target.numpy(), scores.numpy())
+            return torch.cat([own, rows[torch.from_numpy(draw < weighing.chance)].to(own)]), weighing
+
+        every, weighing = joined(self.target, source.mean(0))
+        count, left = len(every) - len(self.target), self.training.budget - alone.steps
+        if self.log is not None:
+            self.log({"network": f"{self.label}{method}", "borrowed": count, "effective": weighing.effective})
+        used = max(1, min(len(parts), left // ENOUGH_STEPS - 1))
+        steps = left // (used + 1)
+        if not count or (alone.steps and steps < LEAST_STEPS):
+            return replace(alone, borrowed=0)
+        larger = [(joined(own, scores)[0], held) for (own, held), scores in zip(parts, source, strict=True)]
+        second = self.attempt(f"{method}, with borrowed rows", recipe, larger[:used], max(1, steps), first.tried)
+        before = [min(min(values) for values in made.fits[-1].curve.values()) for made in first.tried[:used]]
+        fits = [*fits, *second.fits()]
+        if second.score >= sum(before) / used:
+            return replace(self.result(final, fits, first.score), borrowed=0)
+        final = self.finish(f"{method}, with borrowed rows", recipe, every, second, final)
+        return replace(self.result(final, [*fits, *final.fits], second.score), borrowed=count)
+
+
+def borrowing(method: Method) -> Method:
+    """The same method with borrowed rows."""
+    return lambda problem, name: method(Borrowing(**vars(problem)), name)

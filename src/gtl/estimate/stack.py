@@ -1,0 +1,103 @@
+"""`gtl-stack`: the fine-tuned model's difference from its source, a local ratio and neighbours, added up.
+
+Fine-tuning runs as it does on its own; the local ratio has what that leaves of the budget; neighbours train nothing.
+The models of a fold speak of the rows that it held out, and from all held-out tokens come
+
+1. the weights of the first two, which add up to 1 (a geometric mean of target models): the better one alone, unless
+   held-out tokens become likelier with both by more than a standard error;
+2. temperature and lambda of the neighbours, which are mixed into that model (`ratio/successive`), by the same rule.
+
+So the stack is never less likely there than its best member. Neighbours are not a third term of the sum: their floor
+is a share of the model that they are mixed into, and mixed into the *source* they pull samples back to it (measured:
+better likelihood, worse samples).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gtl.estimate.base import Adapted, Attempt, Part, Problem, Recipe, Trained
+from gtl.estimate.baselines import recipe as baseline
+from gtl.estimate.knn import recipe as knn
+from gtl.estimate.local import recipe as local
+from gtl.guidance import Guided
+from gtl.ratio import Combination, DifferenceRatio, KNNRatio, Ratio
+from gtl.ratio.gamma import gather_evidence, join, select_weights
+from gtl.ratio.knn import SETTINGS, nelbo_by_setting
+from gtl.ratio.successive import SuccessiveRatio
+
+__all__ = ["stack"]
+
+MEMBERS: dict[str, Recipe] = {
+    "finetuned": lambda problem, part: baseline(problem, part, True),
+    "local": local,
+}
+ROWS = 4096
+"""Held-out corruptions behind the weights, over all folds."""
+
+
+def as_ratio(made: Trained) -> Ratio:
+    """What a member says, as a ratio; its own gamma is left to the weights."""
+    return DifferenceRatio(made.denoiser) if made.ratio is None else made.ratio  # type: ignore[arg-type]
+
+
+def weighted(weights: list[float], made: list[Trained]) -> Combination:
+    """The sum of those with a weight."""
+    return Combination([(weight, as_ratio(each)) for weight, each in zip(weights, made, strict=True) if weight])
+
+
+def neighbours(problem: Problem, base: Ratio, rows: Tensor, held_out: Tensor) -> np.ndarray:
+    """The NELBO of held-out sequences under every setting of neighbours among `rows`, on top of `base`: (S, N)."""
+    store, device = knn(problem, Part(rows, None, 0)).ratio, next(problem.source.parameters()).device
+    assert isinstance(store, KNNRatio)
+    model, generator = Guided(problem.source, base, 1.0), torch.Generator(device).manual_seed(problem.seed)
+    return nelbo_by_setting(model, store, held_out.to(device), 512, generator).cpu().numpy()
+
+
+def best_setting(values: np.ndarray) -> int:
+    """The index of the setting with the lowest mean NELBO (S, N), if it is lower than none at all by more than a
+    standard error over sequences; else of none at all."""
+    best, none = int(values.mean(1).argmin()), next(i for i, (_, weight) in enumerate(SETTINGS) if not weight)
+    ahead = values[none] - values[best]
+    sure = len(ahead) > 1 and ahead.mean() > ahead.std(ddof=1) / len(ahead) ** 0.5
+    return best if sure else none
+
+
+def stack(problem: Problem, method: str) -> Adapted:
+    """Ratios, stacked."""
+    parts, left = problem.parts(), problem.training.budget
+    source, device = problem.source, next(problem.source.parameters()).device
+    attempts: list[Attempt] = []
+    finals: list[Trained] = []
+    for name, recipe in MEMBERS.items():
+        steps = left // (len(parts) + 1)
+        if not steps:
+            break
+        attempts.append(problem.attempt(f"{method}, {name}", recipe, parts, steps))
+        finals.append(problem.finish(f"{method}, {name}", recipe, problem.target, attempts[-1]))
+        left -= sum(fit.steps for fit in (*attempts[-1].fits(), *finals[-1].fits))
+    folds = [[attempt.tried[number] for attempt in attempts] for number in range(len(parts))]
+    rows = -(-ROWS // len(parts))
+    evidence = [
+        gather_evidence(source, [as_ratio(each) for each in made], held.to(device), rows, problem.seed)
+        for made, (_, held) in zip(folds, parts, strict=True)
+    ]
+    weights = select_weights(join(evidence))
+    fits = [fit for attempt in attempts for fit in attempt.fits()] + [fit for made in finals for fit in made.fits]
+    ratio: Ratio = weighted(weights, finals)
+    values = [neighbours(problem, weighted(weights, made), *part) for made, part in zip(folds, parts, strict=True)]
+    index = best_setting(np.concatenate(values, 1))
+    score = float(np.mean([fold[index].mean() for fold in values]))
+    temperature, weight = SETTINGS[index]
+    if weight:
+        store = knn(problem, Part(problem.target, None, 0)).ratio
+        assert isinstance(store, KNNRatio)
+        store.temperature, store.weight = temperature, weight
+        ratio = SuccessiveRatio(ratio, store)
+    if problem.log is not None:
+        chosen = dict(zip(MEMBERS, weights, strict=False)) | {"neighbours": weight, "temperature": temperature}
+        problem.log({"network": f"{problem.label}{method}", "weights": chosen, "held_out": score})
+    made = problem.result(Trained(source, ratio, fits), fits, score)
+    return replace(made, weights=sum(f.fits[-1].weights for w, f in zip(weights, finals, strict=True) if w))

@@ -1,0 +1,159 @@
+"""Importance-weighted fitting: what joins, how many, and that it does no harm."""
+
+import numpy as np
+import pytest
+import torch
+
+from gtl.denoiser import NetworkDenoiser
+from gtl.estimate import METHODS, Problem, Training
+from gtl.estimate.base import Trained
+from gtl.estimate.borrow import Weighing, borrowing, log_weights, weigh
+from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
+from gtl.nn.dit import DiT
+from gtl.process import Masked
+from gtl.ratio.base import ConditionalRatio
+
+
+def chain(stay: float, size: int = 3) -> torch.Tensor:
+    matrix = torch.full((size, size), (1 - stay) / (size - 1))
+    return matrix.fill_diagonal_(stay)
+
+
+class Conditional(ConditionalRatio):
+    """The exact ratio of conditionals, as a local ratio would give it."""
+
+    def __init__(self, source: MarkovChain, target: MarkovChain) -> None:
+        super().__init__()
+        self.process, self.both = source.process, (ExactDenoiser(source), ExactDenoiser(target))
+
+    def table(self, z, positions, t=None, context=None):
+        p, q = (each(z, t, positions).log_probs for each in self.both)
+        return torch.where(p == -torch.inf, 0.0, q - p)
+
+
+def sequences(matrix: torch.Tensor, count: int, length: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(0, len(matrix), (count, 1), generator=generator)
+    while x.shape[1] < length:
+        x = torch.cat([x, torch.multinomial(matrix[x[:, -1]], 1, generator=generator)], 1)
+    return x
+
+
+class Parametered(ExactDenoiser):
+    """An exact denoiser with a parameter, for code that asks where a model lives."""
+
+    def __init__(self, law: MarkovChain) -> None:
+        super().__init__(law)
+        self.place = torch.nn.Parameter(torch.zeros(1))
+
+
+def test_the_nelbo_difference_of_exact_models_is_the_log_ratio() -> None:
+    process = Masked(4)
+    laws = [MarkovChain(chain(stay), process) for stay in (0.2, 0.7)]
+    x = sequences(chain(0.5), 40, 6, 0)
+    wanted = ExactRatio(*laws).log_value(x)
+    source = Parametered(laws[0])
+    made = Trained(source, Conditional(*laws), [])
+    found = torch.stack([log_weights(source, made, x, seed, draws=60) for seed in range(10)])
+    error = found.std(0) / 10**0.5
+    assert float(((found.mean(0) - wanted) / error).abs().max()) < 6
+    assert float(error.mean()) < 0.2
+
+
+def test_a_sequence_ratio_says_it_itself() -> None:
+    process = Masked(4)
+    laws = [MarkovChain(chain(stay), process) for stay in (0.2, 0.7)]
+    ratio, x = ExactRatio(*laws), sequences(chain(0.5), 10, 6, 0)
+    source = Parametered(laws[0])
+    assert torch.equal(log_weights(source, Trained(source, ratio, []), x, 0), ratio.log_value(x))
+
+
+def test_rows_that_join_follow_the_target() -> None:
+    """Rejection sampling by the exact ratio: a mixed source gives back its target rows and hardly anything else."""
+    laws = [MarkovChain(chain(stay), Masked(4)) for stay in (0.2, 0.9)]
+    ratio = ExactRatio(*laws)
+    target, alike = sequences(chain(0.9), 60, 12, 1), sequences(chain(0.9), 200, 12, 2)
+    source = torch.cat([alike, sequences(chain(0.2), 3800, 12, 3)])
+    weighing = weigh(ratio.log_value(target).numpy(), ratio.log_value(source).numpy())
+    join = np.random.default_rng(0).random(len(source)) < weighing.chance
+    assert join[:200].mean() > 0.6
+    assert join[:200].sum() / join.sum() > 0.9
+    assert join.sum() <= weighing.effective * 1.15 + 5
+    assert 10 < weighing.clip < 60  # 1 / share is 20
+
+
+def test_nothing_joins_without_overlap() -> None:
+    weighing = weigh(np.array([5.0, 6.0, 7.0, 9.0]), np.linspace(-9, 4, 50))
+    assert np.isinf(weighing.clip)
+    assert not weighing.chance.any()
+    assert weighing.effective == 0
+
+
+def test_calibration_is_monotone_and_averages_to_one() -> None:
+    generator = np.random.default_rng(0)
+    target, source = generator.normal(0.5, 1, 400), generator.normal(0, 1, 4000)
+    weighing = weigh(target, source)
+    order = np.argsort(source)
+    assert (np.diff(weighing.ratio[order]) >= -1e-12).all()
+    finite = weighing.ratio[np.isfinite(weighing.ratio)]
+    assert finite.mean() == pytest.approx(1, abs=0.05)  # E_p[r] = 1 where the source covers the target
+    exact = np.exp(0.5 * source - 0.125)
+    middle = np.abs(source) < 1.5
+    assert np.abs(np.log(weighing.ratio[middle]) - np.log(exact[middle])).mean() < 0.2
+
+
+def test_effective_sample_size() -> None:
+    assert Weighing(np.array([2.0, 2.0, 0.0, 0.0]), 2.0).effective == pytest.approx(2)
+    assert Weighing(np.array([4.0, 1.0]), 2.0).effective == pytest.approx(1.5**2 / 1.25)
+
+
+def tiny_problem(source_rows: torch.Tensor, target: torch.Tensor, budget: int = 120, patience: int = 12) -> Problem:
+    torch.manual_seed(0)
+    source = NetworkDenoiser(Masked(4), DiT(4, 4, 16, 1, 2)).eval()
+    training = Training(
+        budget=budget, folds=2, batch_size=16, evaluate_every=10, evaluation_rows=32, knn_keys=128, patience=patience
+    )
+    return Problem(training, source, (source_rows, source_rows[:0]), target, 0)
+
+
+def test_it_is_the_method_itself_where_nothing_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = tiny_problem(sequences(chain(0.2), 60, 8, 0), sequences(chain(0.9), 12, 8, 1))
+    nothing = Weighing(np.zeros(60), np.inf)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda target, source: nothing)
+    for method in ("gtl-local", "finetuned"):
+        plain, other = METHODS[method](problem, method), METHODS[f"{method}-iw"](problem, f"{method}-iw")
+        assert other.borrowed == 0
+        assert (other.score, other.steps) == (plain.score, plain.steps)
+        models = [made.denoiser if made.ratio is None else made.ratio for made in (plain, other)]
+        for a, b in zip(*(model.parameters() for model in models), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_it_is_kept_only_where_held_out_rows_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of noise join by force: they must be thrown out again, whatever the weights said."""
+    source = torch.tensor([0, 1] * 4).repeat(300, 1)  # nothing ever stays
+    problem = tiny_problem(source, sequences(chain(0.9), 12, 8, 1), budget=900, patience=2)
+    everything = Weighing(np.ones(300), 1.0)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda target, source: everything)
+    plain, other = METHODS["gtl-local"](problem, "gtl-local"), METHODS["gtl-local-iw"](problem, "gtl-local-iw")
+    assert other.borrowed == 0
+    assert other.score == plain.score
+    assert plain.steps < other.steps <= problem.training.budget
+
+
+@pytest.mark.parametrize("method", ["vanilla-iw", "finetuned-iw", "gtl-local-iw", "gtl-knn-iw"])
+def test_it_stays_within_the_budget_and_needs_source_rows(method: str) -> None:
+    mixed = torch.cat([sequences(chain(0.9), 60, 8, 5), sequences(chain(0.2), 60, 8, 0)])
+    problem = tiny_problem(mixed, sequences(chain(0.9), 12, 8, 1))
+    made = METHODS[method](problem, method)
+    assert made.borrowed is not None
+    assert made.steps <= problem.training.budget
+    with pytest.raises(ValueError, match="give source data"):
+        METHODS[method](tiny_problem(mixed[:0], problem.target), method)
+
+
+def test_borrowing_changes_nothing_of_the_problem() -> None:
+    seen = []
+    problem = tiny_problem(sequences(chain(0.2), 6, 8, 0), sequences(chain(0.9), 6, 8, 1))
+    borrowing(lambda inner, name: seen.append(inner))(problem, "x")  # type: ignore[arg-type,return-value,func-returns-value]
+    assert vars(seen[0]) == vars(problem)
