@@ -44,8 +44,10 @@ __all__ = ["Diagnosis", "Gain", "diagnose"]
 
 LITTLE_OVERLAP = 0.05
 """Below this share of surviving draws at a token the domains overlap too little."""
-MOST_TARGET, MOST_SOURCE = 512, 2048
-"""Rows that are looked at."""
+MOST_TARGET = 512
+"""Target rows that are looked at."""
+SOURCE_TOKENS, BATCH_TOKENS, HELD_OUT_TOKENS = 40_960, 960, 2560
+"""Tokens of source rows that are looked at, of a batch, and of an evaluation, about: long sequences come fewer."""
 FOLDS, CANDIDATES = 3, 256
 ESTIMATORS: dict[str, Recipe] = {
     "local": local,
@@ -95,6 +97,7 @@ class Diagnosis:
     use: str = ""
     """gtl, fine-tuning, both or neither."""
     warnings: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
     log_ratios: dict[str, list[float]] = field(default_factory=dict)
     """log r of held-out target rows and of source rows."""
 
@@ -127,15 +130,23 @@ def diagnose(
     masked = denoiser.process.mask_id is not None
     shuffle = torch.Generator().manual_seed(seed)
     target = target[torch.randperm(len(target), generator=shuffle)[:MOST_TARGET]]
+    length = target.shape[1]
+    most = max(256, SOURCE_TOKENS // length)
     sampled = source is None
     if source is None:
         if bar is not None:
             bar.stage("sampling from the source model", steps)
         sampler = OnePosition(denoiser) if masked else Ancestral(denoiser, steps=64)
         start = torch.Generator(device).manual_seed(seed)
-        source = sampler((MOST_SOURCE // 2, target.shape[1]), generator=start).cpu()
-    source = source[torch.randperm(len(source), generator=shuffle)[:MOST_SOURCE]]
-    training = Training(batch_size=48, evaluate_every=40, evaluation_rows=128, patience=0, knn_keys=8192)
+        source = sampler((most // 2, length), generator=start).cpu()
+    source = source[torch.randperm(len(source), generator=shuffle)[:most]]
+    training = Training(
+        batch_size=max(8, BATCH_TOKENS // length),
+        evaluate_every=40,
+        evaluation_rows=max(16, HELD_OUT_TOKENS // length),
+        patience=0,
+        knn_keys=8192,
+    )
     problem = Problem(training, denoiser, split(source, 0.1, seed), target, seed, bar=bar, log=log)
     parts = folds(target, FOLDS, 1 / FOLDS, seed)
     recipes = {name: recipe for name, recipe in ESTIMATORS.items() if masked or name != "sequence"}
@@ -253,7 +264,7 @@ def violation(problem: Problem, attempts: dict[str, Attempt], parts: list[tuple[
 
 
 def advise(found: Diagnosis, gains: dict[str, np.ndarray]) -> None:
-    """Writes the verdict, one sentence, and the warnings."""
+    """Writes the verdict, one sentence, with warnings and hints."""
     by_name = {gain.name: gain for gain in found.gains}
     best = max(("local", "knn"), key=lambda name: by_name[name].gain)
     ahead = gains[best] - gains["finetuned"]
@@ -279,7 +290,7 @@ def advise(found: Diagnosis, gains: dict[str, np.ndarray]) -> None:
             "reweighting. Keep gamma at 1 and weigh all candidates; sequence-level ratios will mislead."
         )
     if found.effective_rows >= found.target_rows:
-        found.warnings.append(
+        found.hints.append(
             f"The source holds target-like rows (an effective {found.effective_rows:.0f} of {found.source_rows}): "
             "let the fit borrow them (gtl-local-iw, finetuned-iw)."
         )

@@ -176,7 +176,7 @@ def evaluate(
     if weight is not None:
         values = {(row.method, row.metric): row.value for row in run.rows}
         more = {"nll_gain": values["source", "nll"] - values["guided", "nll"]}
-        if isinstance(weight, SequenceRatio) and weight.absolute:  # a local ratio has no absolute value, and obeys the identity by itself
+        if isinstance(weight, SequenceRatio) and weight.absolute:  # others obey the identity by themselves
             gap = martingale_violation(model, weight, x.repeat(draws, 1), fresh()).double()
             more |= {"martingale_rms": float(gap.square().mean().sqrt()), "martingale_mean": float(gap.mean())}
         for metric, value in more.items():

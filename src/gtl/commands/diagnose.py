@@ -64,7 +64,7 @@ def diagnose(
 
 
 def show(found: Diagnosis) -> None:
-    """Prints the verdict, the warnings and the table."""
+    """Prints the table, warnings and hints, and the verdict."""
     table = Table(title="gain over the source on held-out target rows", title_justify="left")
     for name in ("estimator", "nats a token", "95 % interval"):
         table.add_column(name)
@@ -79,6 +79,7 @@ def show(found: Diagnosis) -> None:
         + ("" if found.martingale_rms is None else f"; martingale violation {found.martingale_rms:.2f}"),
         highlight=False,
     )
-    for warning in found.warnings:
-        console.print(f"[bold]warning:[/bold] {warning}", highlight=False)
+    for name, lines in (("warning", found.warnings), ("hint", found.hints)):
+        for line in lines:
+            console.print(f"[bold]{name}:[/bold] {line}", highlight=False)
     console.print(f"[bold]{found.advice}[/bold]", highlight=False)
