@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -240,11 +241,18 @@ def test_a_sum_of_folders(shared: Path, tmp_path: Path):
         gtl(f"sample {shared / 'denoiser'}", *command)
         return (tmp_path / name / "samples.npy").read_bytes()
 
-    one = shared / "ratio"
+    one = tmp_path / "ratio"
+    shutil.copytree(shared / "ratio", one)
+    config = json.loads((one / "config.json").read_text())
+    (one / "config.json").write_text(json.dumps(config | {"gamma": 6.0}))
     alone = drawn("alone", str(one), "--gamma", 1)
     assert drawn("halves", f"0.5 * {one} + 0.5*{one}", "--gamma", 1) == alone
     assert drawn("plain", f"{one} + 0 * {one}", "--gamma", 1) == alone
-    assert drawn("auto", f"0.25 * {one} + 0.75 * {one}") == drawn("own", str(one))
+    own = drawn("own", str(one))
+    assert own == drawn("six", str(one), "--gamma", 6)
+    assert drawn("auto", f"0.25 * {one} + 0.75 * {one}") == own
+    with pytest.raises(SystemExit):
+        drawn("auto", str(one))  # a finished run is left alone
     assert drawn("tuned", f"1e-9 * {one} + {shared / 'denoiser'}", "--gamma", 1) == drawn(
         "source", str(one), "--gamma", 0
     )
