@@ -13,19 +13,8 @@ import torch
 import yaml
 
 from gtl.run import Row, Run, check_folder, device_name, read_rows
+from typed import KEYS
 
-KEYS = [
-    "experiment",
-    "method",
-    "n",
-    "seed",
-    "metric",
-    "value",
-    "seconds",
-    "trainable_weights",
-    "device",
-    "command",
-]
 CONFIG = {"seed": 5, "n": [20, 10], "nested": {"a": 1.5, "b": None}}
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import pytest
 
 from gtl.cli import main
 
-KEYS = {
+KEYS = [
     "experiment",
     "method",
     "n",
@@ -20,7 +20,7 @@ KEYS = {
     "trainable_weights",
     "device",
     "command",
-}
+]
 NETWORK = "--network.width 8 --network.depth 1 --network.heads 2"
 SMALL = f"{NETWORK} --fit.steps 6 --fit.batch_size 8 --fit.evaluate_every 3"
 DOMAINS = "--source src.npy --target tgt.npy"

@@ -11,15 +11,16 @@ one number a row come
 
 and, at single tokens, the *token overlap* 1 / E_q[ q(x_l | z) / p(x_l | z) ]: the share of the source's draws that
 survives reweighting, 1 for equal domains. Where it is small, the source hardly ever proposes what the target wants, and
-large gamma, pruned candidates and importance weights fail (the paper's bounded-ratio assumption).
+pruned candidates and importance weights fail (the paper's bounded-ratio assumption).
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from gtl.denoiser import NetworkDenoiser
 from gtl.estimate import Problem, Training
 from gtl.estimate.base import Attempt, Recipe
 from gtl.estimate.baselines import recipe as baseline
-from gtl.estimate.borrow import log_weights, weigh
+from gtl.estimate.borrow import log_weights, out_of_fold, weigh
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
 from gtl.estimate.sequence import direct
@@ -37,7 +38,7 @@ from gtl.evaluate.martingale import martingale_violation
 from gtl.guidance import Guided
 from gtl.progress import Bar
 from gtl.ratio import SequenceRatio
-from gtl.ratio.gamma import Evidence, gather_evidence, join, select_weights
+from gtl.ratio.weights import Evidence, gather_evidence, join, select_weights, weighted_law
 from gtl.sample import Ancestral, OnePosition
 
 __all__ = ["Diagnosis", "Gain", "diagnose"]
@@ -101,10 +102,6 @@ class Diagnosis:
     log_ratios: dict[str, list[float]] = field(default_factory=dict)
     """log r of held-out target rows and of source rows."""
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
 
 def diagnose(
     denoiser: NetworkDenoiser,
@@ -158,9 +155,7 @@ def diagnose(
         bar.stage("what held-out rows say", steps)
     gains = {name: held_out_gain(problem, attempt, parts) for name, attempt in attempts.items()}
     tried = attempts["local"].tried
-    of_target = torch.cat(
-        [log_weights(denoiser, made, held, seed) for made, (_, held) in zip(tried, parts, strict=True)]
-    ).numpy()
+    of_target = out_of_fold(problem, tried, parts).numpy()
     of_source = torch.stack([log_weights(denoiser, made, source, seed) for made in tried]).mean(0).numpy()
     evidence = stack_evidence(problem, attempts, parts)
     weights = select_weights(evidence)
@@ -189,26 +184,23 @@ def held_out_gain(problem: Problem, attempt: Attempt, parts: list[tuple[Tensor, 
 
     A sequence ratio is dear: it has one fold, and weighs the likeliest candidates at one place of each corruption.
     """
-    source = problem.source
-    process, device = source.process, next(source.parameters()).device
-    values = []
-    for made, (_, held) in zip(attempt.tried, parts, strict=False):
-        if not isinstance(made.ratio, SequenceRatio):
-            values.append(log_weights(source, made, held, problem.seed, draws=8))
-            continue
-        model = Guided(source, made.ratio, None, min(CANDIDATES, process.vocabulary), keep_tail=True)
-        generator = torch.Generator(device).manual_seed(problem.seed)
-        x, total = held.to(device), torch.zeros(len(held), dtype=torch.float64, device=device)
-        for _ in range(16):
-            t = process.times(len(x), device, generator)
-            z = process.corrupt(x, t, generator)
-            place = process.some_place(z, generator)
-            q = model(z, t, place.unsqueeze(1))
-            assert q.source is not None
-            total += process.nelbo(x, z, t, q.source, source.timeless, place)
-            total -= process.nelbo(x, z, t, q.log_probs, model.timeless, place)
-        values.append(total.cpu() / 16)
-    return torch.cat(values).numpy() / problem.target.shape[1]
+    source, process, device = problem.source, problem.source.process, problem.device
+    length, ratio = problem.target.shape[1], attempt.tried[0].ratio
+    if not isinstance(ratio, SequenceRatio):
+        return out_of_fold(problem, attempt.tried, parts, draws=8).numpy() / length
+    model = Guided(source, ratio, None, min(CANDIDATES, process.vocabulary), keep_tail=True)
+    generator = torch.Generator(device).manual_seed(problem.seed)
+    x = parts[0][1].to(device)
+    total = torch.zeros(len(x), dtype=torch.float64, device=device)
+    for _ in range(16):
+        t = process.times(len(x), device, generator)
+        z = process.corrupt(x, t, generator)
+        place = process.some_place(z, generator)
+        q = model(z, t, place.unsqueeze(1))
+        assert q.source is not None
+        total += process.nelbo(x, z, t, q.source, source.timeless, place)
+        total -= process.nelbo(x, z, t, q.log_probs, model.timeless, place)
+    return total.cpu().numpy() / 16 / length
 
 
 def interval(name: str, gains: np.ndarray, seconds: float) -> Gain:
@@ -219,26 +211,24 @@ def interval(name: str, gains: np.ndarray, seconds: float) -> Gain:
 
 def stack_evidence(problem: Problem, attempts: dict[str, Attempt], parts: list[tuple[Tensor, Tensor]]) -> Evidence:
     """What fine-tuning and local ratio say of held-out tokens."""
-    device = next(problem.source.parameters()).device
     evidence = []
     for number, (_, held) in enumerate(parts):
         ratios = [as_ratio(attempts[name].tried[number]) for name in STACKED]
-        evidence.append(gather_evidence(problem.source, ratios, held.to(device), 512, problem.seed))
+        evidence.append(gather_evidence(problem.source, ratios, held.to(problem.device), 512, problem.seed))
     return join(evidence)
 
 
 def token_overlap(evidence: Evidence, weights: list[float]) -> float:
     """1 / E_q[q / p] at single tokens, q the weighted sum's model; E_q[q / p] is the mean of sum_v q(v)^2 / p(v)."""
-    log_p = evidence.log_p
-    log_q = (log_p + evidence.log_r @ torch.tensor(weights).to(log_p)).log_softmax(-1)
-    ratio = torch.where(log_q == -torch.inf, -torch.inf, 2 * log_q - log_p)
+    log_q = weighted_law(evidence, weights)
+    ratio = torch.where(log_q == -torch.inf, -torch.inf, 2 * log_q - evidence.log_p)
     return float(1 / ratio.exp().sum(-1).mean())
 
 
 def reliability(target: np.ndarray, source: np.ndarray) -> tuple[list[tuple[float, float, int]], float]:
     """Ten bins of the chance sigmoid(log r) against the share of target rows, both domains counted equally, and the
     mean distance between the two."""
-    chance = 1 / (1 + np.exp(-np.clip(np.concatenate([target, source]), -50, 50)))
+    chance = expit(np.concatenate([target, source]))
     label = np.repeat([1.0, 0.0], [len(target), len(source)])
     weight = np.repeat([0.5 / len(target), 0.5 / len(source)], [len(target), len(source)])
     which = np.minimum((10 * chance).astype(int), 9)
@@ -256,11 +246,11 @@ def reliability(target: np.ndarray, source: np.ndarray) -> tuple[list[tuple[floa
 
 def violation(problem: Problem, attempts: dict[str, Attempt], parts: list[tuple[Tensor, Tensor]]) -> float:
     """The martingale violation (root mean square) of the sequence ratio on held-out rows."""
-    device = next(problem.source.parameters()).device
     ratio, held = attempts["sequence"].tried[0].ratio, parts[0][1]
     assert isinstance(ratio, SequenceRatio)
-    rows, generator = held.repeat(-(-256 // len(held)), 1), torch.Generator(device).manual_seed(problem.seed)
-    return float(martingale_violation(problem.source, ratio, rows.to(device), generator).square().mean().sqrt())
+    rows = held.repeat(-(-256 // len(held)), 1).to(problem.device)
+    generator = torch.Generator(problem.device).manual_seed(problem.seed)
+    return float(martingale_violation(problem.source, ratio, rows, generator).square().mean().sqrt())
 
 
 def advise(found: Diagnosis, gains: dict[str, np.ndarray]) -> None:

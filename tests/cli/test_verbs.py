@@ -27,7 +27,7 @@ def test_a_training_run(shared: Path, name: str):
     marker = (folder / "FINISHED").stat().st_mtime_ns
     assert all(p.stat().st_mtime_ns <= marker for p in folder.iterdir())
     (row,) = rows(folder)
-    assert row.keys() == KEYS
+    assert list(row) == KEYS
     assert (row["metric"], row["seed"]) == ("held_out_loss", 0)
     assert row["command"] == shlex.join(["gtl", *shlex.split(COMMANDS[name]), "--out", name])
     weights = load_file(folder / "weights.safetensors")
@@ -142,7 +142,7 @@ def test_samples_without_guidance_strength_are_the_source(tmp_path: Path):
 def test_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     gtl("evaluate denoiser tgt.npy --ratio ratio --draws 2", "--out", tmp_path / "out")
     found = rows(tmp_path / "out")
-    assert all(row.keys() == KEYS and row["n"] == 10 for row in found)
+    assert all(list(row) == KEYS and row["n"] == 10 for row in found)
     values = {(row["method"], row["metric"]): float(str(row["value"])) for row in found}
     assert len(values) == len(found) == 7
     for name in ("source", "guided"):

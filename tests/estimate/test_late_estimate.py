@@ -1,5 +1,6 @@
 """`gtl-late`: a small fit under either kind of noise, its two objectives, and the warm start of a trunk with a hole."""
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -9,14 +10,17 @@ from torch import Tensor, nn
 from gtl.data.markov import make_matrix, sample_chain
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate import NetworkSize, Problem, Training
-from gtl.estimate.late import QUERIES, RatesObjective, TokensObjective, late, warm_start_trunk
+from gtl.estimate.base import Part
+from gtl.estimate.late import late, recipe, warm_start_trunk
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
 from gtl.process import D3PM, Masked, Process, Uniform
 from gtl.ratio.gamma import nll_by_gamma
 from gtl.ratio.late import LateRatio
 from gtl.train.denoiser import DenoiserObjective
+from gtl.train.likelihood import LikelihoodObjective
 from gtl.train.loop import FitSettings, fit
+from gtl.train.rates import RatesObjective
 
 LENGTH, IDS = 5, 5
 NOISE: dict[str, Callable[[], Process]] = {
@@ -81,27 +85,33 @@ def test_a_small_fit(noise, source_data):
     assert float(gap) > 0.15 if source_data else float(gap) == 0
 
 
-@pytest.mark.parametrize("rows", [4, 20_000])
-def test_all_positions_count_where_that_is_affordable(rows):
+@pytest.mark.parametrize(("queries", "one_place"), [(32 * STEPS * STATES, False), (32 * STEPS * STATES - 1, True)])
+def test_all_positions_count_where_that_is_affordable(monkeypatch, queries, one_place):
+    problem, seen = markov_problem(Masked(STATES + 1), False), []
+    monkeypatch.setattr(sys.modules[late.__module__], "QUERIES", queries)
+    monkeypatch.setattr(Problem, "fit", lambda self, name, model, objective, steps, stop: seen.append(objective))
+    recipe(problem, Part(problem.target, None, 2))
+    assert seen[0].one_place is one_place
+
+
+@pytest.mark.parametrize("one_place", [False, True])
+def test_all_positions_or_one(one_place):
     """The loss and the score at all masked positions, or at one of each row, under the same corruptions."""
     ratio, source = make("masked"), denoiser(Masked(IDS, 2))
     x = torch.randint(2, (40, LENGTH), generator=torch.Generator().manual_seed(0))
     guided = Guided(source, ratio, 1.0)
-    objective = TokensObjective(guided, rows, x, None, None)
-    assert objective.one_place == (rows * LENGTH * 4 > QUERIES) == (rows > 4)
+    objective = LikelihoodObjective(guided, x, one_place=one_place)
     loss = objective.loss(guided, {"target": x}, torch.Generator().manual_seed(3))
     generator = torch.Generator().manual_seed(3)
     t = ratio.process.times(40, x.device, generator)
     z = ratio.process.corrupt(x, t, generator)
-    place = ratio.process.some_place(z, generator) if rows > 4 else None
+    place = ratio.process.some_place(z, generator) if one_place else None
     log_x = guided(z).log_probs
     if place is not None:
         log_x = log_x[torch.arange(40), place].unsqueeze(1)
     torch.testing.assert_close(loss, ratio.process.nelbo(x, z, t, log_x, True, place).mean() / LENGTH)
     score = objective.score(guided, {"target": x}, torch.Generator().manual_seed(4))
-    expected = nll_by_gamma(
-        source, ratio, x, rows=40, generator=torch.Generator().manual_seed(4), one_place=objective.one_place
-    )
+    expected = nll_by_gamma(source, ratio, x, rows=40, generator=torch.Generator().manual_seed(4), one_place=one_place)
     torch.testing.assert_close(score, expected)
 
 

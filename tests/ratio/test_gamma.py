@@ -7,7 +7,8 @@ from torch import Tensor
 from gtl.exact import ExactDenoiser, ExactRatio
 from gtl.process import D3PM, Uniform
 from gtl.ratio import Combination, SequenceRatio
-from gtl.ratio.gamma import GAMMAS, choose_gamma, choose_weights, nll_by_gamma
+from gtl.ratio.gamma import GAMMAS, choose_gamma, nll_by_gamma
+from gtl.ratio.weights import choose_weights
 from known import laws
 
 

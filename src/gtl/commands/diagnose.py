@@ -1,5 +1,6 @@
 """`gtl diagnose`: what to use, before anyone spends a GPU-hour."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -54,7 +55,7 @@ def diagnose(
     run = Run(out, "diagnose", settings, device)
     with Bar(12 * steps) as bar:
         found = look(model, x, rows, seed, steps, bar, run.log)
-    write_json(run.folder / "diagnosis.json", found.to_json())
+    write_json(run.folder / "diagnosis.json", asdict(found))
     draw(run.folder / "diagnosis.png", found)
     for gain in found.gains:
         run.add("diagnose", gain.name, "nll_gain", gain.gain, n=len(x), seed=seed, seconds=gain.seconds)

@@ -10,13 +10,14 @@ With `folds: 0` nothing is trained twice: one split, the best weights kept, gamm
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gtl.data.tokens import folds, split
 from gtl.denoiser import Denoiser, NetworkDenoiser
+from gtl.estimate.settings import Training
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT, Pooling
 from gtl.progress import Bar
@@ -34,113 +35,12 @@ __all__ = [
     "Adapted",
     "Attempt",
     "Method",
-    "NetworkSize",
     "Part",
     "Problem",
     "Recipe",
     "Trained",
-    "Training",
     "choose",
 ]
-
-
-@dataclass
-class NetworkSize:
-    """A DiT's size."""
-
-    width: int = 64
-    depth: int = 2
-    heads: int = 4
-    dropout: float = 0.0
-
-
-@dataclass
-class Training:
-    """How the networks of an experiment are trained."""
-
-    denoiser: NetworkSize = field(default_factory=lambda: NetworkSize(64, 2, 4, 0.1))
-    """The source model, and vanilla and fine-tuned ones."""
-    ratio: NetworkSize = field(default_factory=lambda: NetworkSize(64, 1, 4, 0.2))
-    """Ratio networks and classifiers."""
-    source_steps: int = 500
-    """Gradient steps of the source model."""
-    budget: int = 3600
-    """Gradient steps of every method after that, over all its networks, those of the folds among them."""
-    classifier_steps: int | None = None
-    """Of each of the paper's two classifiers; a third of a recipe's share by default. The ratio network has the
-    rest."""
-    folds: int = 5
-    """Parts of which each is held out once where target sequences are few; 0 keeps one split and trains nothing
-    twice."""
-    batch_size: int = 96
-    learning_rate: float = 2e-3
-    warmup: int = 20
-    """Steps that the learning rate rises."""
-    finetuned_warmup: int = 20
-    """The same for fine-tuning, which starts from weights worth keeping."""
-    weight_decay: float = 0.01
-    ema: float = 0.99
-    patience: int = 12
-    """Evaluations without progress before a network stops; 0 uses the whole budget."""
-    stop_ratios: bool = False
-    """With `folds: 0`, whether classifiers and ratio networks keep the weights with the best held-out loss, as
-    denoisers do, or the last ones. A few held-out sequences stop a classifier when it becomes overconfident, long
-    before it is as good as it gets: gamma takes care of the scale."""
-    evaluate_every: int = 20
-    """Steps between two evaluations."""
-    evaluation_rows: int = 256
-    """Corrupted rows, at least, in one evaluation."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    compile: bool = False
-    label_smoothing: float = 0.1
-    """Of the paper's classifiers, in torch's convention (labels 0.05 and 0.95)."""
-    link: Literal["undone", "capped", "auto"] = "capped"
-    """Whether the smoothing is undone before the paper's ratio network learns from the classifiers, so that its optimum
-    is log r; auto trains both ratio networks, half of the steps each, and keeps the one that validates better."""
-    cycle_weight: float = 0.1
-    """The paper's lambda."""
-    pseudo: float = 0.25
-    """How many sequences the local ratio's pull toward r = 1 is worth."""
-    features: bool = True
-    """Whether the local ratio reads the denoiser's hidden states."""
-    knn_keys: int = 32_768
-    """Keys, about, in a store of neighbours; sequences are corrupted as often as it takes, at most 64 times."""
-    warm_start: bool = True
-    """Whether sequence ratios start from the source denoiser's first blocks (where the widths agree) or from noise."""
-    gamma_rule: Literal["likelihood", "samples"] = "likelihood"
-    """How gamma is chosen on held-out target data: by conditional likelihood, or (with `folds: 0`) by what the samples
-    look like."""
-    pooling: Literal["sum", "mean", "auto"] = "sum"
-    """Of sequence ratios; auto trains both and keeps the one that validates better."""
-    vanilla_epochs: int = 60
-    """Of `vanilla-epochs`, the paper's own baseline: epochs over the target data, last weights kept."""
-    finetuned_epochs: int = 90
-    """Of `finetuned-epochs`."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
-        if self.folds < 0 or self.folds == 1:
-            raise ValueError(f"folds={self.folds}: give 0 for one split, or at least 2")
-        if self.folds and (self.gamma_rule == "samples" or self.link == "auto"):
-            raise ValueError("gamma_rule=samples and link=auto need folds=0: a final fit on all rows holds nothing out")
-        FitSettings(
-            self.source_steps, batch_size=self.batch_size, learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay, ema=self.ema, evaluate_every=self.evaluate_every,
-        )  # fmt: skip
-        least = 3 * (self.folds + 1)
-        if self.budget < least:
-            raise ValueError(f"budget={self.budget}: {self.folds} folds and the final fit need at least {least} steps")
-        share = self.budget // (self.folds + 1)
-        if not 0 < 2 * self.steps_of_a_classifier(share) < share:
-            raise ValueError(
-                f"two classifiers of {self.classifier_steps} steps use up a budget of {self.budget} steps"
-                f"{f' over {self.folds} folds and a final fit' if self.folds else ''}"
-            )
-
-    def steps_of_a_classifier(self, share: int) -> int:
-        """Gradient steps of each of the paper's classifiers in a run of its recipe."""
-        return share // 3 if self.classifier_steps is None else self.classifier_steps
 
 
 @dataclass
@@ -241,6 +141,11 @@ class Problem:
             self.memory[method] = METHODS[method](self, method)
         return self.memory[method]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the source model is."""
+        return next(self.source.parameters()).device
+
     def run(self, method: str, recipe: "Recipe") -> Adapted:
         """A recipe under the experiment's rule of choice."""
         return self._once(method, recipe) if not self.training.folds else self._folds(method, recipe)
@@ -304,8 +209,8 @@ class Problem:
                 raise ValueError("gamma_rule=samples: there is nothing to compare samples by; use likelihood")
             compare, model = self.samples, Adapted(self.source, ratio)
             return descend(lambda i: compare(replace(model, gamma=GAMMAS[i]), held_out), len(GAMMAS))
-        held_out = held_out.to(next(self.source.parameters()).device)
-        generator = torch.Generator(held_out.device).manual_seed(self.seed)
+        held_out = held_out.to(self.device)
+        generator = torch.Generator(self.device).manual_seed(self.seed)
         scores = nll_by_gamma(self.source, ratio, held_out, GAMMAS, generator=generator)
         return int(scores.argmin()), float(scores.min())
 
@@ -362,7 +267,7 @@ class Problem:
         )
         if self.training.warm_start:
             warm_start(ratio.network.dit, self.source.network)
-        return ratio.to(next(self.source.parameters()).device)
+        return ratio.to(self.device)
 
     def domains(self, part: Part) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
         """Training rows of both domains and, where ratio networks stop early by their own loss, held-out ones."""

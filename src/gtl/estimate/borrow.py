@@ -15,6 +15,7 @@ clipped, and turned into rows:
    target rows are likelier for it. Where nothing joins, the result is the method's own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +28,7 @@ from gtl.estimate.base import Adapted, Method, Problem, Recipe, Trained
 from gtl.ratio import SequenceRatio
 from gtl.train.loop import mix
 
-__all__ = ["ENDING", "Weighing", "borrowing", "log_weights", "weigh"]
+__all__ = ["ENDING", "Weighing", "borrowing", "log_weights", "out_of_fold", "weigh"]
 
 ENDING = "-iw"
 MOST_ROWS = 20_000
@@ -96,6 +97,14 @@ def log_weights(source: Denoiser, made: Trained, x: Tensor, seed: int, draws: in
     return torch.cat(values).cpu()
 
 
+def out_of_fold(
+    problem: Problem, tried: Sequence[Trained], parts: Sequence[tuple[Tensor, Tensor]], draws: int = 4
+) -> Tensor:
+    """log r(x) of all held-out rows, each by the model of the fold that held it out: (N,), on the CPU."""
+    each = zip(tried, parts, strict=True)
+    return torch.cat([log_weights(problem.source, made, held, problem.seed, draws) for made, (_, held) in each])
+
+
 class Borrowing(Problem):
     """A problem whose recipes may borrow rows from the source."""
 
@@ -110,12 +119,7 @@ class Borrowing(Problem):
         final = self.finish(method, recipe, self.target, first)
         fits = [*first.fits(), *final.fits]
         alone = self.result(final, fits, first.score)
-        target = torch.cat(
-            [
-                log_weights(self.source, made, held, self.seed)
-                for made, (_, held) in zip(first.tried, parts, strict=True)
-            ]
-        )
+        target = out_of_fold(self, first.tried, parts)
         source = torch.stack([log_weights(self.source, made, rows, self.seed) for made in first.tried])
         draw = np.random.default_rng(mix(self.seed, 9)).random(len(rows))
 

@@ -14,7 +14,7 @@ __all__ = ["knn", "recipe"]
 def recipe(problem: Problem, part: Part) -> Trained:
     """A store of the rows; held-out rows judge temperature and lambda."""
     started, t = time.perf_counter(), problem.training
-    device = next(problem.source.parameters()).device
+    device = problem.device
     generator = torch.Generator(device).manual_seed(problem.seed)
     passes = min(64, -(-2 * t.knn_keys // part.rows.numel()))  # about half of the tokens are noisy in each
     store = KNNRatio.build(problem.source, part.rows.to(device), passes, t.knn_keys, generator)

@@ -24,9 +24,9 @@ from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
 from gtl.guidance import Guided
 from gtl.ratio import Combination, DifferenceRatio, KNNRatio, Ratio
-from gtl.ratio.gamma import gather_evidence, join, select_weights
 from gtl.ratio.knn import SETTINGS, nelbo_by_setting
 from gtl.ratio.successive import SuccessiveRatio
+from gtl.ratio.weights import gather_evidence, join, select_weights
 
 __all__ = ["stack"]
 
@@ -50,10 +50,10 @@ def weighted(weights: list[float], made: list[Trained]) -> Combination:
 
 def neighbours(problem: Problem, base: Ratio, rows: Tensor, held_out: Tensor) -> np.ndarray:
     """The NELBO of held-out sequences under every setting of neighbours among `rows`, on top of `base`: (S, N)."""
-    store, device = knn(problem, Part(rows, None, 0)).ratio, next(problem.source.parameters()).device
+    store = knn(problem, Part(rows, None, 0)).ratio
     assert isinstance(store, KNNRatio)
-    model, generator = Guided(problem.source, base, 1.0), torch.Generator(device).manual_seed(problem.seed)
-    return nelbo_by_setting(model, store, held_out.to(device), 512, generator).cpu().numpy()
+    model, generator = Guided(problem.source, base, 1.0), torch.Generator(problem.device).manual_seed(problem.seed)
+    return nelbo_by_setting(model, store, held_out.to(problem.device), 512, generator).cpu().numpy()
 
 
 def best_setting(values: np.ndarray) -> int:
@@ -68,7 +68,7 @@ def best_setting(values: np.ndarray) -> int:
 def stack(problem: Problem, method: str) -> Adapted:
     """Ratios, stacked."""
     parts, left = problem.parts(), problem.training.budget
-    source, device = problem.source, next(problem.source.parameters()).device
+    source = problem.source
     attempts: list[Attempt] = []
     finals: list[Trained] = []
     for name, recipe in MEMBERS.items():
@@ -81,7 +81,7 @@ def stack(problem: Problem, method: str) -> Adapted:
     folds = [[attempt.tried[number] for attempt in attempts] for number in range(len(parts))]
     rows = -(-ROWS // len(parts))
     evidence = [
-        gather_evidence(source, [as_ratio(each) for each in made], held.to(device), rows, problem.seed)
+        gather_evidence(source, [as_ratio(each) for each in made], held.to(problem.device), rows, problem.seed)
         for made, (_, held) in zip(folds, parts, strict=True)
     ]
     weights = select_weights(join(evidence))

@@ -137,10 +137,14 @@ class SequenceRatio(Ratio):
             values = values.new_zeros(batch * places, count).index_copy_(0, kept, values)
         return values.view(batch, places, count)
 
+    def budget(self, device: torch.device) -> int:
+        """`max_tokens`, or its default on a device."""
+        return self.max_tokens or (16_384 if device.type == "cpu" else 2**20)
+
     def _interventions(self, z: Tensor, row: Tensor, place: Tensor, tokens: Tensor, t: Tensor | None) -> Tensor:
         """log r(z[row] with place <- token): row (M,), place (M,), tokens (M, N) -> (M, N), within the budget."""
         length, count = z.shape[1], tokens.shape[1]
-        budget = self.max_tokens or (16_384 if z.device.type == "cpu" else 2**20)
+        budget = self.budget(z.device)
         chunk = max(1, budget // (length * count))
         parts = []
         for at in range(0, len(row), chunk):

@@ -106,7 +106,7 @@ class LateRatio(SequenceRatio):
             (M, N)
         """
         length, count = z.shape[1], tokens.shape[1]
-        budget = self.max_tokens or (16_384 if z.device.type == "cpu" else 2**20)
+        budget = self.budget(z.device)
         contexts, sets = max(1, budget // length), max(1, budget // (length + count))
         everywhere = torch.arange(length, device=z.device)
         parts = [torch.zeros(0, count, device=z.device)]
@@ -124,10 +124,8 @@ class LateRatio(SequenceRatio):
         return torch.cat(parts)
 
     def config(self) -> dict[str, Any]:
-        """What `from_config` needs."""
         return {"network": self.network.config()}
 
     @classmethod
     def from_config(cls, process: Process, config: dict[str, Any]) -> "LateRatio":
-        """An untrained ratio of the same shape."""
         return cls(process, LateDiT.from_config(config["network"]))

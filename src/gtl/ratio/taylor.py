@@ -34,8 +34,7 @@ class TaylorRatio(Ratio):
     def gradient(self, z: Tensor, t: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """log r(z) (B,) and its gradient by the embedding of every position (B, L, width), both detached, whether or
         not gradients are switched on around it."""
-        budget = self.ratio.max_tokens or (16_384 if z.device.type == "cpu" else 2**20)
-        rows = max(1, budget // z.shape[1])
+        rows = max(1, self.ratio.budget(z.device) // z.shape[1])
         weight = self.ratio.network.dit.embedding.weight
         values: list[Tensor] = []
         slopes: list[Tensor] = []

@@ -38,6 +38,7 @@ class LikelihoodObjective(Objective):
         source: Tensor | None = None,
         logistic_weight: float = 1.0,
         gammas: Sequence[float] = GAMMAS,
+        one_place: bool | None = None,
     ) -> None:
         """Sets data and regularisation, and freezes the source.
 
@@ -49,15 +50,18 @@ class LikelihoodObjective(Objective):
             source: (M, L), source rows; where they are given, a sequence ratio takes the logistic loss as well.
             logistic_weight: of that loss, which is one number a sequence, against the NELBO of a sequence.
             gammas: the strengths among which early stopping looks for the best one.
+            one_place: whether one position of a row stands for all, in training and in judging; by default for
+                sequence ratios.
         """
         super().__init__({"target": x}, None if held_out is None else {"target": held_out})
         if guided.gamma != 1:
             raise ValueError(f"gamma={guided.gamma}: a ratio is fitted at gamma 1 and its gamma chosen afterwards")
         if pseudo < 0:
             raise ValueError(f"pseudo={pseudo} must not be negative")
-        self.ratio, self.one_place = guided.ratio, isinstance(guided.ratio, SequenceRatio)
+        self.ratio = guided.ratio
+        self.one_place = isinstance(guided.ratio, SequenceRatio) if one_place is None else one_place
         if source is not None:
-            if not self.one_place:
+            if not isinstance(guided.ratio, SequenceRatio):
                 raise ValueError("the logistic loss is for sequence ratios: a local one has no absolute value")
             self.train["source"] = source
         guided.denoiser.requires_grad_(False)
@@ -88,7 +92,7 @@ class LikelihoodObjective(Objective):
 
     def score(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         guided = self.guided
-        return held_out_score(guided.denoiser, guided.ratio, batch["target"], self.gammas, generator)
+        return held_out_score(guided.denoiser, guided.ratio, batch["target"], self.gammas, generator, self.one_place)
 
 
 class Judged(Objective):
@@ -109,14 +113,19 @@ class Judged(Objective):
         return self.objective.loss(forward, batch, generator)
 
     def score(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
-        return held_out_score(self.denoiser, self.ratio, batch["target"], self.gammas, generator)
+        one_place = isinstance(self.ratio, SequenceRatio)
+        return held_out_score(self.denoiser, self.ratio, batch["target"], self.gammas, generator, one_place)
 
 
 def held_out_score(
-    denoiser: Denoiser, ratio: Ratio, x: Tensor, gammas: Sequence[float], generator: torch.Generator | None
+    denoiser: Denoiser,
+    ratio: Ratio,
+    x: Tensor,
+    gammas: Sequence[float],
+    generator: torch.Generator | None,
+    one_place: bool,
 ) -> Tensor:
     """The NELBO per token of x (N, L) at every gamma: (G,)."""
-    one_place = isinstance(ratio, SequenceRatio)
     return nll_by_gamma(denoiser, ratio, x, gammas, len(x), generator=generator, batch=512, one_place=one_place)
 
 

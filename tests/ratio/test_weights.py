@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gtl.ratio.gamma import Evidence, best_weights, join, log_likelihood, select_weights
+from gtl.ratio.weights import Evidence, best_weights, join, log_likelihood, select_weights
 
 
 def evidence(places: int, members: int, seed: int, signal: list[float], spread: float = 0.7) -> Evidence:
