@@ -10,7 +10,6 @@ each of 256 candidates and is timed over a few steps and scaled to L of them.
 
 import argparse
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +22,11 @@ from gtl.process import Masked
 from gtl.ratio import KNNRatio, LateRatio, NetworkRatio, Ratio
 from gtl.ratio.knn import fingerprint
 from gtl.ratio.taylor import taylor
-from gtl.run import Row, command_line, device_name
 from gtl.sample import Ancestral, OnePosition, Sampler
-from gtl.train.checkpoint import write_json
+from local_cost import LENGTH, ROWS, VOCABULARY, report
 from markov_cost import interleaved
 
-VOCABULARY, LENGTH, ROWS, N_RATIO, WEIGHED, KEYS = 1000, 128, 8, 256, 4, 1_000_000
+N_RATIO, WEIGHED, KEYS = 256, 4, 1_000_000
 
 
 @torch.no_grad()
@@ -70,18 +68,7 @@ def main() -> None:
     jobs["one-position, intervention"] = lambda: weighing(prompt, frozen=frozen)
     seconds = interleaved(jobs)
     seconds["one-position, intervention"] *= LENGTH / WEIGHED
-    for name, value in seconds.items():
-        print(f"{name:30s} {value:8.2f} s")
-    fastest = min((name for name in seconds if "unguided" in name), key=lambda name: seconds[name])
-    print(f"fastest unguided sampler: {fastest}")
-    where, command = device_name(device), f"python bench/{command_line()}"
-    rows = []
-    for kind in [*list(kinds)[1:], "intervention"]:
-        value = min(s for name, s in seconds.items() if name.endswith(f", {kind}")) / seconds[fastest]
-        print(f"{kind:16s} guided_over_unguided {value:8.2f}")
-        rows.append(Row("candidate-cost", kind, None, 0, "guided_over_unguided", value, None, None, where, command))
-    if out is not None:
-        write_json(out, [asdict(row) for row in rows])
+    report("candidate-cost", seconds, [*list(kinds)[1:], "intervention"], device, out)
 
 
 if __name__ == "__main__":

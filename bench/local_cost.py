@@ -9,7 +9,7 @@ scaled to L of them.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,24 @@ from gtl.train.checkpoint import write_json
 from markov_cost import interleaved
 
 VOCABULARY, LENGTH, ROWS, WEIGHED = 1000, 128, 8, 2
+
+
+def report(
+    experiment: str, seconds: dict[str, float], kinds: Sequence[str], device: torch.device, out: Path | None
+) -> None:
+    """Prints the seconds of "sampler, kind", and of each kind the best over the fastest unguided sampler, as rows."""
+    for name, value in seconds.items():
+        print(f"{name:30s} {value:8.2f} s")
+    fastest = min((name for name in seconds if "unguided" in name), key=lambda name: seconds[name])
+    print(f"fastest unguided sampler: {fastest}")
+    where, command = device_name(device), f"python bench/{command_line()}"
+    rows = []
+    for kind in kinds:
+        value = min(s for name, s in seconds.items() if name.endswith(f", {kind}")) / seconds[fastest]
+        print(f"{kind:16s} guided_over_unguided {value:8.2f}")
+        rows.append(Row(experiment, kind, None, 0, "guided_over_unguided", value, None, None, where, command))
+    if out is not None:
+        write_json(out, [asdict(row) for row in rows])
 
 
 @torch.no_grad()
@@ -61,18 +79,7 @@ def main() -> None:
     jobs["one-position, intervention"] = lambda: weighing(prompt, frozen=frozen, generator=generator())
     seconds = interleaved(jobs)
     seconds["one-position, intervention"] *= LENGTH / WEIGHED
-    for name, value in seconds.items():
-        print(f"{name:30s} {value:8.2f} s")
-    fastest = min((name for name in seconds if "unguided" in name), key=lambda name: seconds[name])
-    print(f"fastest unguided sampler: {fastest}")
-    where, command = device_name(device), f"python bench/{command_line()}"
-    rows = []
-    for kind in ("local", "local-block", "intervention"):
-        value = min(s for name, s in seconds.items() if name.endswith(f", {kind}")) / seconds[fastest]
-        print(f"{kind:16s} guided_over_unguided {value:8.2f}")
-        rows.append(Row("local-cost", kind, None, 0, "guided_over_unguided", value, None, None, where, command))
-    if out is not None:
-        write_json(out, [asdict(row) for row in rows])
+    report("local-cost", seconds, ("local", "local-block", "intervention"), device, out)
 
 
 if __name__ == "__main__":
