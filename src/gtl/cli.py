@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, auto_cli
 
 from gtl.commands.adapt import adapt
-from gtl.commands.apply import evaluate, sample
 from gtl.commands.diagnose import diagnose
+from gtl.commands.evaluate import evaluate
 from gtl.commands.markov import demo, reproduce
+from gtl.commands.sample import sample
 from gtl.commands.train import train
 
 __all__ = ["VERBS", "main"]

@@ -1,0 +1,94 @@
+"""`gtl sample`: checkpoints in, sequences out."""
+
+from typing import Literal
+
+import torch
+
+from gtl.commands.models import Scoring, open_models
+from gtl.data.tokens import check_tokens, read_tokens, write_tokens
+from gtl.denoiser import Denoiser
+from gtl.progress import Bar
+from gtl.ratio import Ratio
+from gtl.run import Run
+from gtl.sample import Ancestral, Euler, FirstHitting, OnePosition, Remasking, Sampler, TauLeaping, Thinning
+
+__all__ = ["sample"]
+
+
+SamplerName = Literal["one-position", "ancestral", "euler", "tau-leaping", "exact-jump", "remasking"]
+
+
+def make_sampler(
+    name: SamplerName | None, model: Denoiser, ratio: Ratio | None, gamma: float | None, n_ratio: int | None, steps: int
+) -> Sampler:
+    """A sampler by name, or the default of the process."""
+    masked = model.process.mask_id is not None
+    name = name or ("one-position" if masked else "ancestral")
+    exact = OnePosition if name == "one-position" else FirstHitting if masked else Thinning
+    if name in ("one-position", "exact-jump"):
+        return exact(model, ratio, gamma=gamma, n_ratio=n_ratio)
+    kind = {"ancestral": Ancestral, "euler": Euler, "tau-leaping": TauLeaping, "remasking": Remasking}[name]
+    return kind(model, ratio, gamma=gamma, n_ratio=n_ratio, steps=steps)
+
+
+def sample(
+    denoiser: str,
+    out: str | None = None,
+    ratio: str | None = None,
+    gamma: float | Literal["auto"] = "auto",
+    n_ratio: int | None = None,
+    scoring: Scoring = "intervention",
+    count: int = 64,
+    length: int | None = None,
+    prompt: str | None = None,
+    sampler: SamplerName | None = None,
+    steps: int = 128,
+    batch_size: int = 4096,
+    seed: int = 0,
+) -> None:
+    """Draws sequences from a denoiser, guided by a ratio if one is given, into samples.npy.
+
+    Args:
+        denoiser: folder of the source model.
+        out: folder for the samples; by default a new one under runs/.
+        ratio: folder of a ratio, or of a fine-tuned denoiser (which counts as its difference from the source), or a sum
+            of them, as in "0.5 * runs/physics + 0.5 * runs/biology".
+        gamma: guidance strength; auto is the one that was chosen when the ratio was fitted.
+        n_ratio: candidates weighed at a position; all by default.
+        scoring: of a sequence ratio's candidates; taylor is first-order, all of them for one pass forward and back.
+        count: how many sequences; with a prompt, how many for each of its rows.
+        length: tokens in a sequence; with a prompt it is the prompt's.
+        prompt: token file whose mask ids are to be filled in; all other tokens stay.
+        sampler: one-position (the default for masked noise) is exact and takes as many steps as there are masks, and so
+            is exact-jump; ancestral (the default otherwise), euler, tau-leaping and remasking take --steps.
+        steps: of those that take them.
+        batch_size: sequences drawn at once.
+        seed: of the draws.
+    """
+    settings = dict(locals())
+    if count < 1 or batch_size < 1:
+        raise ValueError(f"count={count} and batch_size={batch_size} must be at least 1")
+    model, weight, strength, device = open_models(denoiser, ratio, gamma, n_ratio, out, scoring)
+    process = model.process
+    if prompt is not None and process.mask_id is None:
+        raise ValueError(f"--prompt marks what to fill in by masks; {process.name} noise has none")
+    if prompt is not None:
+        start = check_tokens(read_tokens(prompt), process.num_ids, None, prompt, least=1).to(device)
+        start = start.repeat_interleave(count, 0)
+    elif length is None or length < 1:
+        raise ValueError("give --length, the tokens in a sequence, or a --prompt")
+    else:
+        start = torch.full((count, length), process.mask_id or 0, device=device)
+    frozen = torch.zeros_like(start, dtype=torch.bool) if process.mask_id is None else start.ne(process.mask_id)
+    draw = make_sampler(sampler, model, weight, strength, n_ratio, steps)
+    draw.parts()  # models that do not fit are refused before anything is written
+    generator = torch.Generator(device).manual_seed(seed)
+    run = Run(out, "sample", settings, device)
+    parts = []
+    with Bar(len(start)) as bar:
+        for z, keep in zip(start.split(batch_size), frozen.split(batch_size), strict=True):
+            bar.stage("sampling", len(z))
+            parts.append(draw(z, keep, generator, lambda i, total, _: bar.advance((i + 1) / total)))
+    write_tokens(run.folder / "samples.npy", torch.cat(parts))
+    run.finish()
+    print(f"{run.folder / 'samples.npy'}: {len(start)} sequences of {start.shape[1]} tokens")
