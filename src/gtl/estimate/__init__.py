@@ -6,6 +6,7 @@ from gtl.estimate.borrow import ENDING, borrowing
 from gtl.estimate.knn import knn
 from gtl.estimate.late import late
 from gtl.estimate.local import local
+from gtl.estimate.lora import lora
 from gtl.estimate.paper import paper
 from gtl.estimate.sequence import by_pooling, direct, likelihood
 from gtl.estimate.settings import NetworkSize, Training
@@ -24,6 +25,7 @@ METHODS: dict[str, Method] = {
     "vanilla-epochs": vanilla_epochs,
     "finetuned": finetuned,
     "finetuned-epochs": finetuned_epochs,
+    "lora": lora,
     "gtl-local": local,
     "gtl-late": late,
     "gtl-knn": knn,
@@ -33,7 +35,8 @@ METHODS: dict[str, Method] = {
     **poolings("gtl-direct", by_pooling(direct)),
     **poolings("gtl-paper", by_pooling(paper)),
 }
-METHODS |= {f"{name}{ENDING}": borrowing(METHODS[name]) for name in ("vanilla", "finetuned", "gtl-local", "gtl-knn")}
+BORROWERS = ("vanilla", "finetuned", "lora", "gtl-local", "gtl-knn")
+METHODS |= {f"{name}{ENDING}": borrowing(METHODS[name]) for name in BORROWERS}
 
 
 def needs_source(method: str) -> bool:

@@ -1,5 +1,6 @@
 """How the networks of an experiment are trained: sizes, budgets, rules of choice."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -42,6 +43,14 @@ class Training:
     """Steps that the learning rate rises."""
     finetuned_warmup: int = 20
     """The same for fine-tuning, which starts from weights worth keeping."""
+    lora_rank: int = 8
+    """Rank of LoRA's adapters."""
+    lora_alpha: int = 16
+    """Their scale: what they add counts alpha / rank times."""
+    lora_learning_rate: float = 1e-2
+    """LoRA's own, for adapters move the weights through a product that starts at zero."""
+    lora_head: bool = False
+    """Whether the head gets an adapter too, beside the blocks."""
     weight_decay: float = 0.01
     ema: float = 0.99
     patience: int = 12
@@ -84,6 +93,11 @@ class Training:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
+        for name in ("lora_rank", "lora_alpha"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not (math.isfinite(self.lora_learning_rate) and self.lora_learning_rate > 0):
+            raise ValueError(f"lora_learning_rate={self.lora_learning_rate} must be positive")
         if self.folds < 0 or self.folds == 1:
             raise ValueError(f"folds={self.folds}: give 0 for one split, or at least 2")
         if self.folds and (self.gamma_rule == "samples" or self.link == "auto"):
