@@ -12,6 +12,7 @@ from gtl.commands.adapt import adapt
 from gtl.commands.diagnose import diagnose
 from gtl.commands.evaluate import evaluate
 from gtl.commands.markov import demo, reproduce
+from gtl.commands.prepare import prepare
 from gtl.commands.sample import sample
 from gtl.commands.train import train
 
@@ -20,13 +21,14 @@ __all__ = ["VERBS", "main"]
 VERBS: dict[str, Any] = {
     "demo": demo,
     "reproduce": reproduce,
+    "prepare": prepare,
     "train": train,
     "diagnose": diagnose,
     "adapt": adapt,
     "sample": sample,
     "evaluate": evaluate,
 }
-LISTS = ("--n", "--methods")
+LISTS = ("--n", "--methods", "--input", "--domain", "--text")
 """Flags that take several values, which may be written apart by blanks or commas."""
 
 
