@@ -4,15 +4,18 @@
     metrics.jsonl what training logged              results.json   one row a measurement
     FINISHED      written last of all
 
-A folder without the marker is a run that was stopped; the same command takes it up again.
+A folder without the marker is a run that was stopped or killed; the same command takes it up again. What was only half
+written then is removed, and metrics that are logged again take the place of the old ones.
 """
 
 import json
 import platform
+import re
 import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +28,10 @@ from gtl.train.checkpoint import atomic, write_json
 
 __all__ = ["Row", "Run", "check_folder", "device_name", "read_rows"]
 
+STARTED = time.time()
+"""When this process began, about."""
+LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}")
+"""What `atomic` calls a file that is not whole yet."""
 PACKAGES = ("gtl", "torch", "accelerate", "safetensors", "numpy", "jsonargparse")
 
 
@@ -93,6 +100,13 @@ def check_folder(folder: Path) -> None:
         raise FileExistsError(f"{folder} is a file; choose another --out")
 
 
+def clear_leftovers(folder: Path, pattern: str) -> None:
+    """Removes files that a killed process left half written; another process may still be at work on newer ones."""
+    for path in folder.rglob(pattern):
+        if LEFTOVER.fullmatch(path.name) and path.is_file() and path.stat().st_mtime < STARTED:
+            path.unlink(missing_ok=True)
+
+
 class Run:
     """One run's folder."""
 
@@ -102,14 +116,20 @@ class Run:
         check_folder(self.folder)
         self.device, self.command = device_name(device), command_line()
         self.rows: list[Row] = []
+        self.networks: set[str | None] = set()
         text = yaml.safe_dump(config, sort_keys=False)
         known = self.folder / "config.yaml"
-        if known.exists():
+        self.resumed = known.exists()
+        if self.resumed:
             if known.read_text() != text:
                 raise FileExistsError(f"{self.folder} holds an unfinished run of another config; choose another --out")
             if (self.folder / "results.json").exists():
                 self.rows = read_rows(self.folder / "results.json")
-        elif self.folder.exists() and any(self.folder.iterdir()):
+            clear_leftovers(self.folder, ".*")
+            self._drop_metrics(lambda line: False)
+        elif self.folder.exists():
+            clear_leftovers(self.folder, ".config.yaml.*")  # the first file of all, if it was killed that early
+        if not self.resumed and self.folder.exists() and any(self.folder.iterdir()):
             raise FileExistsError(f"{self.folder} is not empty and holds no run; choose another --out")
         self.write("config.yaml", text)
         seed = config.get("seed", config.get("fit", {}).get("seed", config.get("seeds", 0)))
@@ -122,9 +142,25 @@ class Run:
             handle.write(text.encode())
 
     def log(self, metrics: dict[str, Any]) -> None:
-        """Appends one line to metrics.jsonl."""
+        """Appends one line to metrics.jsonl.
+
+        A run that is taken up again goes back to its last saved state: what it said of a network after that is dropped.
+        """
+        network, step = metrics.get("network"), metrics.get("step", 0)
+        if self.resumed and network not in self.networks:
+            self._drop_metrics(lambda line: line.get("network") == network and line.get("step", 0) >= step)
+        self.networks.add(network)
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(metrics) + "\n")
+
+    def _drop_metrics(self, drop: Callable[[dict[str, Any]], bool]) -> None:
+        """Removes lines of metrics.jsonl, and a last one that was cut short."""
+        path = self.folder / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1].splitlines(keepends=True)
+        kept = "".join(line for line in whole if not drop(json.loads(line)))
+        if kept != text:
+            self.write("metrics.jsonl", kept)
 
     def add(
         self,
