@@ -28,8 +28,10 @@ VERBS: dict[str, Any] = {
     "sample": sample,
     "evaluate": evaluate,
 }
-LISTS = ("--n", "--methods", "--input", "--domain", "--text")
+LISTS = ("--n", "--methods", "--input", "--domain", "--text", "--metrics")
 """Flags that take several values, which may be written apart by blanks or commas."""
+PLACES = {"evaluate": ("denoiser", "data")}
+"""Arguments that may stand by place although they can be left out; with fewer words the last ones are meant."""
 
 
 class Parser(ArgumentParser):
@@ -47,8 +49,9 @@ def fail(message: str) -> NoReturn:
 
 
 def normalise(arguments: list[str]) -> list[str]:
-    """Writes `--n 100 20` and `--n 100,20` as `--n=[100,20]`, and `--source-matrix` as `--source_matrix`."""
+    """Writes `--n 100 20`, `--n 100,20` and `--n 100 --n 20` as `--n=[100,20]`, and `--a-b` as `--a_b`."""
     done: list[str] = []
+    places: dict[str, int] = {}
     at = 0
     while at < len(arguments):
         flag, equals, value = arguments[at].partition("=")
@@ -61,8 +64,12 @@ def normalise(arguments: list[str]) -> list[str]:
         while at < len(arguments) and not arguments[at].startswith("-"):
             values.append(arguments[at])
             at += 1
-        text = ",".join(values)
-        done.append(f"{flag}={text}" if text.startswith("[") else f"{flag}=[{text}]")
+        text = ",".join(value.removeprefix("[").removesuffix("]") for value in values)
+        if flag in places:
+            done[places[flag]] = f"{done[places[flag]].removesuffix(']')},{text}]"
+        else:
+            places[flag] = len(done)
+            done.append(f"{flag}=[{text}]")
     return done
 
 
@@ -71,6 +78,14 @@ def by_position(arguments: list[str]) -> list[str]:
     if not arguments or arguments[0] not in VERBS:
         return arguments
     verb, *rest = arguments
+    if verb in PLACES:
+        words = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))
+        given = {word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")}
+        free = [name for name in PLACES[verb] if name not in given]
+        if 0 < len(words) <= len(free):
+            names = free[len(free) - len(words) :]
+            rest = [f"--{name}={word}" for name, word in zip(names, words, strict=True)] + rest[len(words) :]
+            arguments = [verb, *rest]
     needed = [p.name for p in inspect.signature(VERBS[verb]).parameters.values() if p.default is p.empty]
     leading = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))
     named, others, words = {}, [], iter(rest[len(leading) :])

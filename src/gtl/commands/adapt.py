@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from gtl.data.tokens import check_tokens, folds, read_tokens, split
+from gtl.data.prepared import check_meta, same_tokens
+from gtl.data.tokens import check_tokens, folds, read_meta, read_split, read_tokens, split
 from gtl.denoiser import NetworkDenoiser, nll
 from gtl.estimate import METHODS, Problem, Training, needs_source
 from gtl.progress import Bar
@@ -31,7 +32,8 @@ def adapt(
 
     Args:
         denoiser: folder of the source model, which stays as it is.
-        target: sequences of the target domain (.npy of shape (N, L), or text with one sequence of ids a line).
+        target: sequences of the target domain (a folder of gtl prepare, whose training rows are used; .npy of shape
+            (N, L); or text with one sequence of ids a line).
         out: folder for the checkpoint; by default a new one under runs/.
         source: sequences of the source domain, for the methods that need them (gtl-both, gtl-direct, gtl-paper and
             those with -iw).
@@ -53,12 +55,16 @@ def adapt(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_denoiser(denoiser).to(device)
     process = model.process
-    x = check_tokens(read_tokens(target), process.num_ids, process.mask_id, target)
+    check_meta(read_meta(target), process.num_ids, process.mask_id, target)
+    x = check_tokens(read_tokens(target), process.num_ids, process.mask_id, target).long()
     empty = x[:0]
     source_data = empty, empty
     if source is not None:
+        metas = {name: read_meta(name) for name in (target, source)}
+        same_tokens(metas)
         rows = check_tokens(read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1])
-        source_data = split(rows, held_out, seed)
+        parts = split(rows, held_out, seed) if metas[source] is None else read_split(source, held_out, seed)
+        source_data = parts[0].long(), parts[1].long()
     elif needs_source(method):
         raise ValueError(f"{method} compares target with source sequences: give --source, or use gtl-local")
     run = Run(out, "adapt", settings, device)
@@ -85,11 +91,11 @@ def adapt(
                 trainable_weights=made.weights,
             )  # fmt: skip
     run.finish()
-    parts = len(folds(x, training.folds, held_out, seed)) if training.folds else 1
+    count = len(folds(x, training.folds, held_out, seed)) if training.folds else 1
     strength = "" if made.ratio is None else f", gamma {made.gamma:g}"
     if made.borrowed is not None:
         strength += f", {made.borrowed} source sequences borrowed"
     print(
-        f"{run.folder}: held-out nll {made.score:.4f} nats a token over {parts} held-out part{'s'[: parts > 1]} "
+        f"{run.folder}: held-out nll {made.score:.4f} nats a token over {count} held-out part{'s'[: count > 1]} "
         f"(the source alone: {before:.4f}){strength}"
     )

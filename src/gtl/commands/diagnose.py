@@ -7,7 +7,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gtl.data.tokens import check_tokens, read_tokens
+from gtl.data.prepared import check_meta, same_tokens
+from gtl.data.tokens import check_tokens, read_meta, read_tokens
 from gtl.diagnose import Diagnosis
 from gtl.diagnose import diagnose as look
 from gtl.progress import Bar
@@ -30,7 +31,8 @@ def diagnose(
 
     Args:
         denoiser: folder of the source model.
-        target: sequences of the target domain (.npy of shape (N, L), or text with one sequence of ids a line).
+        target: sequences of the target domain (a folder of gtl prepare, whose training rows are used; .npy of shape
+            (N, L); or text with one sequence of ids a line).
         out: folder for diagnosis.json and diagnosis.png; by default a new one under runs/.
         source: sequences of the source domain; without them the model's own samples stand in.
         steps: gradient steps of each of the small fits.
@@ -46,12 +48,14 @@ def diagnose(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_denoiser(denoiser).to(device)
     process = model.process
-    x = check_tokens(read_tokens(target), process.num_ids, process.mask_id, target)
+    check_meta(read_meta(target), process.num_ids, process.mask_id, target)
+    x = check_tokens(read_tokens(target), process.num_ids, process.mask_id, target).long()
     if len(x) < 6:
         raise ValueError(f"{target}: {len(x)} sequences are too few to hold any out; give at least 6")
     rows = None
     if source is not None:
-        rows = check_tokens(read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1])
+        same_tokens({name: read_meta(name) for name in (target, source)})
+        rows = check_tokens(read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1]).long()
     run = Run(out, "diagnose", settings, device)
     with Bar(12 * steps) as bar:
         found = look(model, x, rows, seed, steps, bar, run.log)

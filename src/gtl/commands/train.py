@@ -6,7 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gtl.data.tokens import check_tokens, read_tokens, split
+from gtl.data.prepared import Meta, check_meta, same_tokens
+from gtl.data.tokens import check_tokens, read_meta, read_split, read_tokens, split
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate import NetworkSize
 from gtl.nn.dit import DiT, Pooling
@@ -49,7 +50,7 @@ def train(
     network: NetworkSize = NetworkSize(),  # noqa: B008
     fit: FitSettings = FitSettings(),  # noqa: B008
 ) -> None:
-    """Trains a network on token files (.npy of shape (N, L), or text with one sequence of ids a line).
+    """Trains a network on folders of gtl prepare or token files (.npy of shape (N, L), or text, a sequence a line).
 
     Args:
         objective: denoiser (needs --data), classifier or ratio (need --source and --target).
@@ -59,8 +60,9 @@ def train(
         target: sequences of the target domain.
         like: a denoiser's folder, whose token ids and schedule are taken over.
         start: a checkpoint to train on (fine-tuning).
-        vocabulary: number of clean token ids, the mask not counted; the largest id in the data by default.
-        mask_id: id of the mask; the one after the vocabulary by default.
+        vocabulary: number of clean token ids, the mask not counted; by default what a prepared folder says, else the
+            largest id in the data.
+        mask_id: id of the mask; by default what a prepared folder says, else the one after the vocabulary.
         process: the noise of a new model; d3pm takes --matrix.
         matrix: uniform, absorbing, gaussian:WIDTH or banded:WIDTH.
         schedule: of the noise.
@@ -71,7 +73,7 @@ def train(
         label_smoothing: of classifiers, in torch's convention; undone in the link, so that the optimum is log r.
         cycle_weight: the paper's lambda.
         pooling: of the scalar outputs over positions.
-        held_out: fraction of the rows for early stopping.
+        held_out: fraction of the rows for early stopping; a prepared folder has its own validation rows.
         network: size of a new network.
         fit: how it is trained.
     """
@@ -84,13 +86,18 @@ def train(
             raise ValueError(f"train {objective} needs --{name}")
     if not 0 < held_out < 1:
         raise ValueError(f"held_out={held_out} must be a fraction between 0 and 1")
+    metas = {str(path): read_meta(str(path)) for path in names.values()}
     rows = {name: read_tokens(str(path)) for name, path in names.items()}
-    noise = choose_process(rows, start or like, vocabulary, mask_id, schedule, process, matrix)
+    noise = choose_process(rows, start or like, vocabulary, mask_id, schedule, process, matrix, same_tokens(metas))
     length = next(iter(rows.values())).shape[1]
+    kept, seen = {}, {}
     for name, x in rows.items():
-        check_tokens(x, noise.num_ids, noise.mask_id, str(names[name]), length=length)
-    parts = {name: split(x, held_out, fit.seed) for name, x in rows.items()}
-    kept, seen = {k: v[0] for k, v in parts.items()}, {k: v[1] for k, v in parts.items()}
+        path = str(names[name])
+        check_meta(metas[path], noise.num_ids, noise.mask_id, path)
+        check_tokens(x, noise.num_ids, noise.mask_id, path, length=length)
+        parts = split(x, held_out, fit.seed) if metas[path] is None else read_split(path, held_out, fit.seed)
+        check_tokens(parts[1], noise.num_ids, noise.mask_id, path, least=1, length=length)
+        kept[name], seen[name] = parts[0].long(), parts[1].long()
     torch.manual_seed(fit.seed)
     model: Model
     goal: Objective
@@ -123,10 +130,16 @@ def choose_process(
     schedule: str,
     name: str,
     matrix: str,
+    meta: Meta | None = None,
 ) -> Process:
-    """The process of a checkpoint, or a new one over the ids of the data."""
+    """The process of a checkpoint, or a new one over the ids of the data, which a prepared folder names."""
     if like is not None:
         return load_model(like).process
+    if meta is not None and vocabulary is None:
+        # the mask is one of a tokenizer's ids: under other noise it is simply never seen
+        spare = name == "masked" or meta.mask_id == meta.vocabulary - 1
+        vocabulary = meta.vocabulary - spare
+        mask_id = meta.mask_id if name == "masked" and mask_id is None else mask_id
     if vocabulary is None:
         vocabulary = 1 + max((int(x.max()) for x in rows.values() if x.numel()), default=0)
     if name != "masked" and mask_id is not None:

@@ -98,13 +98,16 @@ def open_split(folder: str | Path, meta: Meta, split: str, verify: bool = False)
 
 
 def check_meta(meta: Meta | None, num_ids: int, mask_id: int | None, name: str) -> None:
-    """Refuses data that were prepared for other token ids than a model's."""
-    if meta is None or mask_id is None:
+    """Refuses data that were prepared for more token ids than a model has, or with another mask among them."""
+    if meta is None:
         return
-    if (meta.vocabulary, meta.mask_id) != (num_ids, mask_id):
+    last = meta.vocabulary - 1
+    too_few = num_ids < (last if meta.mask_id == last and mask_id is None else meta.vocabulary)
+    if too_few or (mask_id is not None and mask_id <= last and mask_id != meta.mask_id):
+        mask = "no mask" if mask_id is None else f"mask {mask_id}"
         raise ValueError(
             f"{name}: prepared with {meta.tokenizer} for {meta.vocabulary} ids and mask {meta.mask_id}; the model has "
-            f"{num_ids} ids and mask {mask_id}; prepare the data with the model's tokenizer"
+            f"{num_ids} ids and {mask}; prepare the data with the model's tokenizer"
         )
 
 

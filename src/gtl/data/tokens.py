@@ -1,4 +1,8 @@
-"""Token arrays: (N, L) integers from .npy or from text with one sequence of ids a line, checked before use."""
+"""Token arrays: (N, L) integers from .npy, from text with one sequence of ids a line, or from a prepared folder.
+
+What is read from files is int64. A prepared folder (`gtl prepare`) is memory-mapped as it is, uint16 or uint32: rows
+are taken from it on the CPU (`x[rows]`) and made int64 a batch at a time, so that nothing holds all of it.
+"""
 
 from pathlib import Path
 from zipfile import BadZipFile
@@ -7,15 +11,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["check_tokens", "folds", "read_tokens", "split", "write_tokens"]
+from gtl.data.prepared import Meta, open_split, read_meta
+
+__all__ = ["Meta", "check_tokens", "folds", "read_meta", "read_split", "read_tokens", "split", "write_tokens"]
+
+CHUNK = 2**22
+"""Tokens that are checked at a time."""
 
 FEW = 50
 """Held-out rows below which one split is too noisy to choose by."""
 
 
-def read_tokens(path: str | Path) -> Tensor:
-    """Reads token ids (N, L) from a .npy file or from a text file with one sequence a line, ids apart by blanks."""
+def read_tokens(path: str | Path, split: str = "train", verify: bool = False) -> Tensor:
+    """Reads token ids (N, L) from a .npy file or from a text file with one sequence a line, ids apart by blanks.
+
+    Of a prepared folder it gives one split, memory-mapped and of an unsigned type; `verify` checks its hash too.
+    """
     path = Path(path)
+    if (meta := read_meta(path)) is not None:
+        return open_split(path, meta, split, verify)
+    if path.is_dir():
+        inside = sorted(file.parent.name for file in path.glob("*/meta.json"))
+        hint = f"choose one of its domains: {', '.join(inside)}" if inside else "it has no meta.json of gtl prepare"
+        raise FileNotFoundError(f"{path}: a folder, and no prepared domain; {hint}")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     if path.suffix == ".npy":
@@ -57,11 +75,13 @@ def check_tokens(
         raise ValueError(f"{name}: sequences of 0 tokens")
     if length is not None and x.shape[1] != length:
         raise ValueError(f"{name}: sequences of {x.shape[1]} tokens; expected {length}")
-    low, high = int(x.min()), int(x.max())
-    if low < 0 or high >= num_ids:
-        raise ValueError(f"{name}: token id {low if low < 0 else high} is outside 0 .. {num_ids - 1}")
-    if mask_id is not None and bool((x == mask_id).any()):
-        raise ValueError(f"{name}: holds the mask id {mask_id}; clean data must not")
+    for rows in x.split(max(1, CHUNK // x.shape[1])):  # a memory-mapped array is never in memory as a whole
+        part = rows.long()
+        low, high = int(part.min()), int(part.max())
+        if low < 0 or high >= num_ids:
+            raise ValueError(f"{name}: token id {low if low < 0 else high} is outside 0 .. {num_ids - 1}")
+        if mask_id is not None and bool((part == mask_id).any()):
+            raise ValueError(f"{name}: holds the mask id {mask_id}; clean data must not")
     return x
 
 
@@ -70,6 +90,13 @@ def split(x: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     count = min(max(1, round(fraction * len(x))), len(x) // 2)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     return x[order[count:]], x[order[:count]]
+
+
+def read_split(path: str | Path, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Training and held-out rows: a prepared folder's own train and validation, else a seeded split of the rows."""
+    if read_meta(path) is not None:
+        return read_tokens(path, "train"), read_tokens(path, "validation")
+    return split(read_tokens(path), fraction, seed)
 
 
 def folds(x: Tensor, count: int, fraction: float, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
