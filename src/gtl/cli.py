@@ -73,19 +73,23 @@ def normalise(arguments: list[str]) -> list[str]:
     return done
 
 
+def by_name(verb: str, rest: list[str]) -> list[str]:
+    """Writes what may stand by place by its name: `evaluate D X` as `evaluate --denoiser=D --data=X`."""
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))
+    given = {word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")}
+    free = [name for name in PLACES.get(verb, ()) if name not in given]
+    if len(words) > len(free):
+        return rest
+    names = free[len(free) - len(words) :]
+    return [f"--{name}={word}" for name, word in zip(names, words, strict=True)] + rest[len(words) :]
+
+
 def by_position(arguments: list[str]) -> list[str]:
     """What a verb needs may stand as `--name value` too: `sample --denoiser D` becomes `sample D`."""
     if not arguments or arguments[0] not in VERBS:
         return arguments
     verb, *rest = arguments
-    if verb in PLACES:
-        words = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))
-        given = {word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")}
-        free = [name for name in PLACES[verb] if name not in given]
-        if 0 < len(words) <= len(free):
-            names = free[len(free) - len(words) :]
-            rest = [f"--{name}={word}" for name, word in zip(names, words, strict=True)] + rest[len(words) :]
-            arguments = [verb, *rest]
+    rest = by_name(verb, rest)
     needed = [p.name for p in inspect.signature(VERBS[verb]).parameters.values() if p.default is p.empty]
     leading = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))
     named, others, words = {}, [], iter(rest[len(leading) :])
@@ -96,7 +100,7 @@ def by_position(arguments: list[str]) -> list[str]:
         else:
             others.append(word)
     if not named:
-        return arguments
+        return [verb, *rest]
     front = [named[name] if name in named else leading.pop(0) for name in needed if name in named or leading]
     return [verb, *front, *leading, *others]
 
