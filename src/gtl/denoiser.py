@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gtl.memory import by_chunks
 from gtl.nn.dit import DiT, gather_positions
 from gtl.process import Mixing, Process, stratified
 
@@ -120,17 +121,16 @@ def nelbo(
     return process.nelbo(x, z, t, (denoiser if forward is None else forward)(z, t).log_probs, denoiser.timeless)
 
 
-def _batches(x: Tensor, draws: int, batch: int) -> list[Tensor]:
-    return list(x.repeat(draws, 1).split(batch))
-
-
 @torch.no_grad()
 def nll(
     denoiser: Denoiser, x: Tensor, draws: int = 16, generator: torch.Generator | None = None, batch: int = 1024
 ) -> float:
     """The NELBO per token in nats (metric `nll`), averaged over `draws` corruptions of every sequence of x (B, L)."""
-    total = sum(float(nelbo(denoiser, part, generator).sum()) for part in _batches(x, draws, batch))
-    return total / (draws * x.numel())
+    rows = x.repeat(draws, 1)
+    parts, _ = by_chunks(
+        lambda part: float(nelbo(denoiser, rows[part], generator).sum()), len(rows), batch, generator, "the likelihood"
+    )
+    return sum(parts) / rows.numel()
 
 
 @torch.no_grad()
@@ -138,17 +138,20 @@ def masked_nll(
     denoiser: Denoiser, x: Tensor, draws: int = 16, generator: torch.Generator | None = None, batch: int = 1024
 ) -> float:
     """Mean cross-entropy at masked positions, t uniform (metric `masked_nll`), in nats; masked noise only."""
-    process = denoiser.process
-    if process.mask_id is None:
+    process, mask = denoiser.process, denoiser.process.mask_id
+    if mask is None:
         raise ValueError(f"masked_nll is defined for masked noise; this process is {process.name}")
-    loss, count = 0.0, 0
-    for part in _batches(x, draws, batch):
-        t = stratified(len(part), x.device, generator)
-        z = process.corrupt(part, t, generator)
-        masked = z == process.mask_id
-        log_x = denoiser(z, t).log_probs.gather(-1, part.unsqueeze(-1)).squeeze(-1)
-        loss -= float(log_x[masked].sum())
-        count += int(masked.sum())
+    rows = x.repeat(draws, 1)
+
+    def loss_and_count(part: slice) -> tuple[float, int]:
+        t = stratified(len(rows[part]), x.device, generator)
+        z = process.corrupt(rows[part], t, generator)
+        masked = z.eq(mask)
+        log_x = denoiser(z, t).log_probs.gather(-1, rows[part].unsqueeze(-1)).squeeze(-1)
+        return -float(log_x[masked].sum()), int(masked.sum())
+
+    parts, _ = by_chunks(loss_and_count, len(rows), batch, generator, "the likelihood")
+    loss, count = sum(loss for loss, _ in parts), sum(count for _, count in parts)
     if not count:
         raise ValueError("masked_nll: no position was masked in any draw; use more draws")
     return loss / count

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gtl import run as runs
 from typed import SMALL, contents, gtl
@@ -26,6 +27,7 @@ TINY = "--training.budget 12 --training.folds 2 --training.evaluate_every 2 --tr
 STACK = f"adapt denoiser tgt.npy --method gtl-stack {TINY} --training.ratio.heads 2"
 TUNE = f"adapt denoiser tgt.npy --method finetuned {TINY}"
 NEVER = 1000
+LINE = '{"step": 3, "loss": 0.5}\n'
 PRELOADED = ["gtl.cli", "pytest", "torch._dynamo", "torch.distributed.tensor", "sklearn.isotonic"]
 LOG = runs.Run.log
 
@@ -149,6 +151,13 @@ def test_killed_while_metrics_are_written(tmp_path: Path, start: Callable[..., A
     assert lines > 2
     assert ended(began)
     assert told(out) == told(whole)
+
+
+def test_a_line_cut_short_is_dropped_even_if_nothing_more_is_logged(tmp_path: Path):
+    for _ in range(2):
+        run = runs.Run(tmp_path / "run", "train", {}, torch.device("cpu"))
+        assert not (run.folder / "metrics.jsonl").exists() or (run.folder / "metrics.jsonl").read_text() == LINE
+        (run.folder / "metrics.jsonl").write_text(LINE + LINE[:9])
 
 
 @pytest.mark.parametrize("seed", range(2))

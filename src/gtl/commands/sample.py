@@ -3,10 +3,12 @@
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from gtl.commands.models import Scoring, open_models
 from gtl.data.tokens import check_tokens, read_tokens, write_tokens
 from gtl.denoiser import Denoiser
+from gtl.memory import by_chunks
 from gtl.progress import Bar
 from gtl.ratio import Ratio
 from gtl.run import Run
@@ -62,7 +64,7 @@ def sample(
         sampler: one-position (the default for masked noise) is exact and takes as many steps as there are masks, and so
             is exact-jump; ancestral (the default otherwise), euler, tau-leaping and remasking take --steps.
         steps: of those that take them.
-        batch_size: sequences drawn at once.
+        batch_size: sequences drawn at once; fewer where memory runs out.
         seed: of the draws.
     """
     settings = dict(locals())
@@ -84,11 +86,14 @@ def sample(
     draw.parts()  # models that do not fit are refused before anything is written
     generator = torch.Generator(device).manual_seed(seed)
     run = Run(out, "sample", settings, device)
-    parts = []
     with Bar(len(start)) as bar:
-        for z, keep in zip(start.split(batch_size), frozen.split(batch_size), strict=True):
-            bar.stage("sampling", len(z))
-            parts.append(draw(z, keep, generator, lambda i, total, _: bar.advance((i + 1) / total)))
+        bar.stage("sampling", len(start))
+
+        def batch(part: slice) -> Tensor:
+            done, size = part.start / len(start), (part.stop - part.start) / len(start)
+            return draw(start[part], frozen[part], generator, lambda i, n, _: bar.advance(done + size * (i + 1) / n))
+
+        parts, _ = by_chunks(batch, len(start), batch_size, generator, "the sampler")
     write_tokens(run.folder / "samples.npy", torch.cat(parts))
     run.finish()
     print(f"{run.folder / 'samples.npy'}: {len(start)} sequences of {start.shape[1]} tokens")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gtl.denoiser import Denoiser, Prediction
+from gtl.memory import by_chunks
 from gtl.process import Process
 
 __all__ = ["Combination", "ConditionalRatio", "Ratio", "SequenceRatio", "Space"]
@@ -107,7 +108,8 @@ class SequenceRatio(Ratio):
     """A ratio that knows the absolute log r(z) of whole sequences; candidates are scored by intervention."""
 
     max_tokens: int | None = None
-    """Most tokens in one network call, the memory budget; by default 16,384 on a CPU and 2^20 elsewhere."""
+    """Most tokens in one network call, the memory budget; by default 16,384 on a CPU and 2^20 elsewhere. It
+    shrinks for good where the device runs out of memory."""
 
     @property
     def absolute(self) -> bool:
@@ -143,16 +145,21 @@ class SequenceRatio(Ratio):
 
     def _interventions(self, z: Tensor, row: Tensor, place: Tensor, tokens: Tensor, t: Tensor | None) -> Tensor:
         """log r(z[row] with place <- token): row (M,), place (M,), tokens (M, N) -> (M, N), within the budget."""
-        length, count = z.shape[1], tokens.shape[1]
-        budget = self.budget(z.device)
-        chunk = max(1, budget // (length * count))
-        parts = []
-        for at in range(0, len(row), chunk):
-            rows = row[at : at + chunk].repeat_interleave(count)
-            where = place[at : at + chunk].repeat_interleave(count)
-            changed = z[rows].scatter_(1, where.unsqueeze(1), tokens[at : at + chunk].reshape(-1, 1))
-            parts.append(self.log_value(changed, None if t is None else t[rows]).view(-1, count))
-        return torch.cat(parts) if parts else self.log_value(z[:1], None if t is None else t[:1]).new_zeros((0, count))
+        length, count, flat = z.shape[1], tokens.shape[1], tokens.flatten()
+        if not len(flat):
+            return self.log_value(z[:1], None if t is None else t[:1]).new_zeros((len(row), count))
+        chunk = max(1, self.budget(z.device) // length)
+        chunk -= chunk % count if chunk > count else 0  # a position's candidates together, where there is room
+
+        def values(part: slice) -> Tensor:
+            which = torch.arange(part.start, part.stop, device=z.device) // count
+            changed = z[row[which]].scatter_(1, place[which].unsqueeze(1), flat[part].unsqueeze(1))
+            return self.log_value(changed, None if t is None else t[row[which]])
+
+        parts, fitted = by_chunks(values, len(flat), chunk, what="the ratio of a candidate")
+        if fitted < chunk:
+            self.max_tokens = fitted * length
+        return torch.cat(parts).view(-1, count)
 
 
 class ConditionalRatio(Ratio):
