@@ -19,6 +19,9 @@ from gtl.process import Mixing, Process, stratified
 
 __all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "masked_nll", "nelbo", "nll"]
 
+HEAD_TOKENS = 8192
+"""Positions whose logits are held at once where no gradient is needed."""
+
 
 class Prediction(NamedTuple):
     """What one pass of a denoiser gives.
@@ -52,6 +55,10 @@ class Denoiser(nn.Module, ABC):
             positions: (B, P), where to predict, all by default; -1 is padding, whose output means nothing.
         """
 
+    def best(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        """The likeliest token of every position: z (B, L) -> (B, L)."""
+        return self(z, t).log_probs.argmax(-1)
+
     def carry_over(self, z: Tensor, log_probs: Tensor) -> Tensor:
         """Repeats the revealed tokens of z (B, P) in log_probs (B, P, K) where the process never changes them."""
         if self.process.mask_id is None:
@@ -67,7 +74,8 @@ class NetworkDenoiser(Denoiser):
     it is added to the logits, and the network has only the second to learn.
     """
 
-    never: Tensor
+    ban: Tensor
+    """(K,), -inf where nothing is predicted, else 0."""
 
     def __init__(self, process: Process, network: DiT, banned: tuple[int, ...] = ()) -> None:
         """Wraps a network whose head gives one logit for each of the K ids; `banned` ids are never predicted."""
@@ -82,8 +90,23 @@ class NetworkDenoiser(Denoiser):
                 raise ValueError(f"banned id {token} is outside 0 .. {process.num_ids - 1}")
         self.process, self.network, self.banned = process, network, banned
         self.timeless = not network.time_conditioned
-        never = {*banned} | ({process.mask_id} if process.mask_id is not None else set())
-        self.register_buffer("never", torch.tensor(sorted(never), dtype=torch.long), persistent=False)
+        ban = torch.zeros(process.num_ids)
+        ban[[*banned, *([] if process.mask_id is None else [process.mask_id])]] = -torch.inf
+        self.register_buffer("ban", ban, persistent=False)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., K), in float32, of normalised hidden states (..., width); -inf where nothing is predicted."""
+        return self.network.head(hidden).float() + self.ban
+
+    def best(self, z: Tensor, t: Tensor | None = None) -> Tensor:
+        """Under masked noise the head runs at masked positions alone, so many at a time."""
+        if self.process.mask_id is None:
+            return super().best(z, t)
+        hidden = self.network.trunk(z, t).flatten(0, 1)
+        where = z.flatten().eq(self.process.mask_id).nonzero().squeeze(-1)
+        parts = [self.logits(hidden[part]).argmax(-1) for part in where.split(HEAD_TOKENS)]
+        found = torch.cat(parts) if parts else where
+        return z.flatten().index_copy(0, where, found).view_as(z)
 
     def outputs(
         self, z: Tensor, t: Tensor | None, positions: Tensor | None
@@ -101,8 +124,7 @@ class NetworkDenoiser(Denoiser):
             if t is None:
                 raise ValueError(f"under {self.process.name} noise a denoiser needs the time: pass t")
             logits = logits + self.process.likelihood(tokens, torch.zeros_like(t), t).log().to(logits)
-        logits = logits.index_fill(-1, self.never, -torch.inf)
-        return Prediction(self.carry_over(tokens, logits.log_softmax(-1)), hidden)
+        return Prediction(self.carry_over(tokens, (logits + self.ban).log_softmax(-1)), hidden)
 
 
 def nelbo(

@@ -79,5 +79,5 @@ class ScoreDenoiser(NetworkDenoiser):
             raise ValueError("a score depends on the time: pass t")
         log_score, tokens, hidden = self.outputs(z, t, positions)
         score = log_score.scatter(-1, tokens.unsqueeze(-1), 0.0).exp()
-        score = score.index_fill(-1, self.never, 0.0).double()
+        score = score.masked_fill(self.ban == -torch.inf, 0.0).double()
         return Prediction(self.process.mean(tokens, score, t).float(), hidden, score=score)

@@ -62,17 +62,17 @@ def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
 class TimeEmbedding(nn.Module):
     """Sinusoidal features of t in [0, 1] through a two-layer network: (B,) -> (B, width)."""
 
-    frequency: Tensor
-
     def __init__(self, width: int, features: int = 128) -> None:
         super().__init__()
-        frequency = 1000 * torch.exp(-math.log(10_000) * torch.arange(features // 2) / (features // 2))
-        self.register_buffer("frequency", frequency, persistent=False)
+        self.features = features
         self.layers = nn.Sequential(nn.Linear(features, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
 
     def forward(self, t: Tensor) -> Tensor:
-        angle = t.float().unsqueeze(-1) * self.frequency
-        return self.layers(torch.cat([angle.cos(), angle.sin()], -1))
+        half = self.features // 2
+        frequency = 1000 * torch.exp(-math.log(10_000) * torch.arange(half, device=t.device) / half)
+        angle = t.float().unsqueeze(-1) * frequency  # in float32 whatever the weights are
+        weight = next(self.layers.parameters())
+        return self.layers(torch.cat([angle.cos(), angle.sin()], -1).to(weight.dtype))
 
 
 class Modulation(nn.Module):
@@ -99,6 +99,15 @@ def modulated_norm(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return F.layer_norm(h, h.shape[-1:]) * (1 + scale) + shift
 
 
+def gated(linear: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
+    """(1 + gate) * linear(x). In training a gate without a time input scales the weights instead, so that its gradient
+    is a sum over weights and not over all tokens."""
+    if gate.dim() > 1 or not linear.training or type(linear) is not nn.Linear:
+        return linear(x) * (1 + gate)
+    bias = None if linear.bias is None else linear.bias * (1 + gate)
+    return F.linear(x, linear.weight * (1 + gate).unsqueeze(1), bias)
+
+
 class Block(nn.Module):
     """One transformer block."""
 
@@ -115,13 +124,17 @@ class Block(nn.Module):
         qkv = self.qkv(modulated_norm(h, shift_a, scale_a))
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v)
-        h = h + F.dropout(self.out(attended.transpose(1, 2).flatten(2)), self.dropout, self.training) * (1 + gate_a)
-        update = self.mlp(modulated_norm(h, shift_m, scale_m))
-        return h + F.dropout(update, self.dropout, self.training) * (1 + gate_m)
+        update = gated(self.out, attended.transpose(1, 2).flatten(2), gate_a)
+        h = h + F.dropout(update, self.dropout, self.training)
+        up, activation, down = self.mlp
+        update = gated(down, activation(up(modulated_norm(h, shift_m, scale_m))), gate_m)
+        return h + F.dropout(update, self.dropout, self.training)
 
 
 class DiT(nn.Module):
     """Tokens (B, L) and, if conditioned, times (B,) to hidden states (B, L, width) and outputs for each position."""
+
+    hot = ("_layers",)
 
     def __init__(
         self,
@@ -176,6 +189,8 @@ class DiT(nn.Module):
                 raise ValueError("this network is conditioned on time: pass t")
             condition = self.time(t)
         h = self.embedding(z)
+        if torch.is_autocast_enabled(z.device.type):  # the residual stream too: half of the memory traffic
+            h = h.to(torch.get_autocast_dtype(z.device.type))
         h = h if extra is None else h + extra
         rotation = rotary(z.shape[1], self.width // self.heads, z.device).to(h.dtype)
         states = [h]
@@ -195,6 +210,8 @@ class DiT(nn.Module):
 class PooledDiT(nn.Module):
     """A DiT whose scalar outputs are summed or averaged over positions: tokens (B, L) to one number a sequence (B,)."""
 
+    hot = ("_pool",)
+
     def __init__(self, trunk: DiT, pooling: Pooling = "sum") -> None:
         super().__init__()
         if trunk.outputs != 1:
@@ -204,6 +221,11 @@ class PooledDiT(nn.Module):
         self.dit, self.pooling = trunk, pooling
 
     def forward(self, z: Tensor, t: Tensor | None = None, extra: Tensor | None = None) -> Tensor:
+        if z.is_cuda and extra is None:
+            from gtl.nn.fused import fused_pool, fusible
+
+            if fusible(self.dit, z):
+                return fused_pool(self.dit, z) / (1 if self.pooling == "sum" else z.shape[1])
         return in_chunks(self._pool, z, t, extra)
 
     def _pool(self, z: Tensor, t: Tensor | None, extra: Tensor | None) -> Tensor:

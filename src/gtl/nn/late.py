@@ -60,6 +60,8 @@ class CrossBlock(nn.Module):
 class LateDiT(nn.Module):
     """A DiT with a scalar head, and blocks of queries on top of its hidden states."""
 
+    hot = ("_query",)
+
     def __init__(self, dit: DiT, late: int = 1) -> None:
         """Puts `late` blocks of queries on a trunk; they take its width, heads, dropout and time."""
         super().__init__()

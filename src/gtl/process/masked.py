@@ -83,17 +83,21 @@ class Masked(Process):
     def nelbo(
         self, x: Tensor, z: Tensor, t: Tensor, log_x: Tensor, timeless: bool, place: Tensor | None = None
     ) -> Tensor:
-        masked, length = z == self.mask_id, x.shape[1]
+        masked = z == self.mask_id
         count = masked.sum(-1)
         if place is not None:
             x, masked = x.gather(1, place.unsqueeze(1)), masked.gather(1, place.unsqueeze(1))
         cross_entropy = -torch.where(masked, log_x.gather(-1, x.unsqueeze(-1)).squeeze(-1), 0.0).sum(-1)
         if place is not None:
             cross_entropy = cross_entropy * count
+        return self.weigh(cross_entropy, z, t, timeless)
+
+    def weigh(self, cross_entropy: Tensor, z: Tensor, t: Tensor, timeless: bool) -> Tensor:
+        """The NELBO (B,) of the cross-entropies (B,) summed over masked positions; as `nelbo` otherwise."""
         if timeless:
             # With 1 - alpha uniform, t given k masks of L is Beta(k + 1, L - k + 1), so 1 / (1 - alpha) averages to
             # (L + 1) / k: the same mean as the weight below, with less variance.
-            return cross_entropy * (length + 1) / count.clamp(min=1)
+            return cross_entropy * (z.shape[1] + 1) / (z == self.mask_id).sum(-1).clamp(min=1)
         return cross_entropy / (1 - self.alpha(t).squeeze(-1)).to(cross_entropy.dtype)
 
     def some_place(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:

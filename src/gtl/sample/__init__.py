@@ -3,7 +3,7 @@
 from gtl.sample.ancestral import Ancestral
 from gtl.sample.base import Sampler, Trace
 from gtl.sample.first_hitting import FirstHitting
-from gtl.sample.one_position import OnePosition, left_to_right, random_order
+from gtl.sample.planner import OnePosition, PlannerSampler
 from gtl.sample.rates import Euler, TauLeaping
 from gtl.sample.remasking import Remasking
 from gtl.sample.thinning import Thinning
@@ -13,11 +13,10 @@ __all__ = [
     "Euler",
     "FirstHitting",
     "OnePosition",
+    "PlannerSampler",
     "Remasking",
     "Sampler",
     "TauLeaping",
     "Thinning",
     "Trace",
-    "left_to_right",
-    "random_order",
 ]

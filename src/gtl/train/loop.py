@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,11 @@ from gtl.train.checkpoint import atomic
 from gtl.train.objective import Objective
 
 __all__ = ["Fit", "FitSettings", "fit"]
+
+RESIDENT = 2**28
+"""Tokens of a dataset that are kept on the device; a larger one stays on the host."""
+EVALUATED = 2**16
+"""Tokens at least in one batch of an evaluation."""
 
 
 @dataclass
@@ -54,7 +60,7 @@ class FitSettings:
     evaluate_every: int = 25
     """Steps between two looks at the held-out loss."""
     evaluation_rows: int = 1024
-    """Rows, at least, in one look: small sets are corrupted several times over."""
+    """Rows in one look: a small set is corrupted several times over, of a large one some rows are taken."""
     patience: int = 0
     """Looks without a better held-out loss before stopping; 0 never stops early. The best weights are kept either
     way."""
@@ -108,11 +114,17 @@ def mix(*parts: int) -> int:
     return int(np.random.SeedSequence(list(parts)).generate_state(1, np.uint64)[0] >> 1)
 
 
+@lru_cache(maxsize=8)
+def permutation(count: int, seed: int, epoch: int) -> Tensor:
+    """The order of `count` rows in an epoch."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(mix(seed, epoch)))
+
+
 def rows_of_step(count: int, batch: int, step: int, seed: int) -> Tensor:
     """The rows of a step: `batch` places of an endless stream of seeded permutations of `count` rows, in order."""
     first, last = step * batch, (step + 1) * batch
     epochs = range(first // count, (last - 1) // count + 1)
-    stream = [torch.randperm(count, generator=torch.Generator().manual_seed(mix(seed, epoch))) for epoch in epochs]
+    stream = [permutation(count, seed, epoch) for epoch in epochs]
     offset = first - epochs[0] * count
     return torch.cat(stream)[offset : offset + batch]
 
@@ -189,9 +201,18 @@ class State:
             setattr(self, key, value)
 
 
-def compile_mode(device: torch.device) -> str:
-    """Small networks on a GPU spend their time launching kernels: CUDA graphs replay them all at once."""
-    return "reduce-overhead" if device.type == "cuda" else "default"
+def place(x: Tensor, device: torch.device) -> Tensor:
+    """Data as int64 on the device where it is small; a large or memory-mapped set stays where it is, and its rows are
+    sent as they are needed (`take`)."""
+    return x.to(device, torch.long) if x.numel() <= RESIDENT else x
+
+
+def take(x: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """Rows of the data as int64 on the device."""
+    if x.device.type == device.type:
+        return x[rows.to(x.device)].long()
+    part = x[rows].long()
+    return (part.pin_memory() if device.type == "cuda" else part).to(device, non_blocking=True)
 
 
 def fit(
@@ -221,11 +242,10 @@ def fit(
     path = None if folder is None else folder / "state.safetensors"
     if path is not None and path.is_file():
         state.load(path, settings)
-    forward: Any = accelerator.prepare_model(
-        torch.compile(model, mode=compile_mode(device)) if settings.compile else model
-    )
-    train = {name: x.to(device) for name, x in objective.train.items()}
-    held_out = None if objective.held_out is None else {n: x.to(device) for n, x in objective.held_out.items()}
+    wrapped = objective.wrap(model)
+    forward: Any = accelerator.prepare_model(torch.compile(wrapped) if settings.compile else wrapped)
+    train = {name: place(x, device) for name, x in objective.train.items()}
+    held_out = objective.held_out
     share = slice(accelerator.process_index, None, accelerator.num_processes)
     generator = torch.Generator(device)
     started = time.perf_counter() - state.seconds
@@ -243,7 +263,7 @@ def fit(
             batch = {}
             for number, (name, x) in enumerate(train.items()):
                 rows = rows_of_step(len(x), settings.batch_size, step, mix(settings.seed, number))[share]
-                batch[name] = x[rows.to(device)]
+                batch[name] = take(x, rows, device)
             noise = mix(settings.seed, step, accelerator.process_index)
             generator.manual_seed(noise)
             torch.manual_seed(noise)  # dropout draws from the global generator
@@ -308,14 +328,27 @@ def fit(
 def evaluate(
     model: nn.Module, objective: Objective, held_out: dict[str, Tensor], state: State, settings: FitSettings
 ) -> list[float]:
-    """The objective's score of the averaged weights, under the same corruptions every time."""
+    """The objective's score of the averaged weights, under the same corruptions every time, on `evaluation_rows` rows:
+    spread over a larger set, repeated from a smaller one."""
     kept = state.swap(state.average)
     model.eval()
-    device = next(iter(held_out.values())).device
+    device, total = state.weights[0].device, settings.evaluation_rows
     generator = torch.Generator(device).manual_seed(mix(settings.seed, 2**31))
-    rows = max(settings.evaluation_rows, *(len(x) for x in held_out.values()))
-    batch = {name: x.repeat(-(-rows // len(x)), 1)[:rows] for name, x in held_out.items()}
-    values = objective.score(model, batch, generator).tolist()
+    rows = {n: torch.arange(total) % len(x) if total >= len(x) else spread(len(x), total) for n, x in held_out.items()}
+    length = next(iter(held_out.values())).shape[1]
+    size, done, values = max(settings.batch_size, EVALUATED // length), 0, torch.zeros(())
+    forward = objective.wrap(model)
+    for first in range(0, total, size):
+        batch = {name: take(x, rows[name][first : first + size], device) for name, x in held_out.items()}
+        count = min(size, total - first)
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            scores = objective.score(forward, batch, generator).double().cpu()
+        values, done = values + scores * count, done + count
     state.swap(kept)
     model.train()
-    return values
+    return (values / done).tolist()
+
+
+def spread(count: int, wanted: int) -> Tensor:
+    """`wanted` of `count` rows, evenly apart."""
+    return torch.arange(wanted) * count // wanted

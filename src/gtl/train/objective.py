@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = ["Objective"]
 
@@ -17,9 +17,14 @@ class Objective(ABC):
         """Sets the data: name -> (N, L) clean tokens; `held_out` (same names) is what early stopping looks at."""
         self.train, self.held_out = train, held_out
 
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """What the loop compiles, spreads over processes and hands to `loss` and `score`: the model, unless the loss
+        needs less than its whole output."""
+        return model
+
     @abstractmethod
     def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
-        """The mean loss of a batch, a scalar; `forward` is the model, perhaps wrapped for several processes."""
+        """The mean loss of a batch, a scalar; `forward` is the wrapped model."""
 
     def score(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         """What early stopping looks at, lower is better: one number for each setting that may be chosen when training
