@@ -11,27 +11,9 @@ from pathlib import Path
 from typing import Any
 
 WORDS = [
-    "we",
-    "prove",
-    "that",
-    "the",
-    "field",
-    "of",
-    "a",
-    "group",
-    "is",
-    "finite",
-    "and",
-    "show",
-    "how",
-    "light",
-    "bends",
-    "near",
-    "stars",
-    "in",
-    "deep",
-    "networks",
-]
+    "we", "prove", "that", "the", "field", "of", "a", "group", "is", "finite", "and", "show", "how", "light", "bends",
+    "near", "stars", "in", "deep", "networks",
+]  # fmt: skip
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CATEGORIES = ["math.AG", "math.NT cs.LG", "hep-th", "astro-ph.GA", "cs.LG", "cs.CL math.AG", "stat.ML"]
 

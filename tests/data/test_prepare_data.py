@@ -195,7 +195,8 @@ def test_special_tokens_in_a_text_are_text(tmp_path: Path, vocab: Path):
 
 
 def test_malformed_lines_are_counted(tmp_path: Path, vocab: Path):
-    bad = b'{"id": 1\n[1]\n\xff\n{"title": "a"}\n{"title": null, "abstract": "a"}\n{"title": "\\ud800", "abstract": "a"}\n'
+    bad = b'{"id": 1\n[1]\n\xff\n{"title": "a"}\n{"title": null, "abstract": "a"}\n'
+    bad += b'{"title": "\\ud800", "abstract": "a"}\n'
     blank = b'{"title": " ", "abstract": "\\n"}\n'
     path = write(tmp_path / "x.jsonl", lines_of(RECORDS[:60]) + bad + blank + lines_of(RECORDS[60:]))
     out = prepared(tmp_path, f"{path} --skip_bad true")

@@ -108,7 +108,7 @@ def test_models_and_domains_that_do_not_go_together(tmp_path: Path, folder: Path
     for good in ((size, 4), (size + 1, size), (size, None), (size + 5, 4)):
         check_meta(meta, *good, "x")
     for bad in ((size - 1, 4), (size, 5), (3, None)):
-        with pytest.raises(ValueError, match="x: prepared with .* the model has"):
+        with pytest.raises(ValueError, match=r"x: prepared with .* the model has"):
             check_meta(meta, *bad, "x")
     longer = read_meta(prepare(tmp_path, "longer", tmp_path / "vocab.txt", "--length 9"))
     other = read_meta(prepare(tmp_path, "other", write_vocabulary(tmp_path / "fewer.txt", ["z"])))

@@ -6,6 +6,7 @@ processes, every document is in one split, and the same one.
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -19,6 +20,8 @@ __all__ = ["ALL", "SPLITS", "Encoded", "Encoder", "Task", "in_validation"]
 
 ALL = "all"
 SPLITS = ("train", "validation")
+BATCH = 64
+"""Texts that the tokenizer library is given at a time."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,12 @@ class Encoder:
         key = f"{block.name}:{number}" if identity is None else str(identity)
         return text, (str(domain), SPLITS[in_validation(task.seed, key, task.validation)])
 
-    def _ids(self, texts: list[str]) -> list[list[int]]:
-        """The ids of texts, without anything before or after them."""
-        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    def _ids(self, texts: list[str]) -> Iterator[list[int]]:
+        """The ids of texts, without anything before or after them; a few at a time, which caches reward."""
+        for first in range(0, len(texts), BATCH):
+            batch = texts[first : first + BATCH]
+            for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                yield encoding.ids
 
     def _refuse(self, block: Block, number: int, why: str, made: Encoded) -> None:
         """Counts a document that cannot be used, or stops at it."""
