@@ -107,7 +107,7 @@ def test_text_a_document_a_line(tmp_path: Path, vocab: Path):
         chosen = [
             {"text": line}
             for number, line in enumerate(lines)
-            if in_validation(0, f"{path}:{2 * number + 1}", 0.1) == (split == "validation")
+            if in_validation(0, f"0:{2 * number + 1}", 0.1) == (split == "validation")
         ]
         array = np.load(out / "all" / f"{split}.npy")
         assert array.ravel().tolist() == encoded(vocab, chosen, ("text",))[: array.size]

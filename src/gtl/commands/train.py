@@ -97,7 +97,7 @@ def train(
         check_tokens(x, noise.num_ids, noise.mask_id, path, length=length)
         parts = split(x, held_out, fit.seed) if metas[path] is None else read_split(path, held_out, fit.seed)
         check_tokens(parts[1], noise.num_ids, noise.mask_id, path, least=1, length=length)
-        kept[name], seen[name] = parts[0].long(), parts[1].long()
+        kept[name], seen[name] = parts
     torch.manual_seed(fit.seed)
     model: Model
     goal: Objective

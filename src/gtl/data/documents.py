@@ -45,13 +45,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Block:
-    """Lines as bytes, or records with their numbers; `done` is the share of the source that was read with it."""
+    """Lines as bytes, or records with their numbers.
+
+    `done` is the share of the source that was read with it, `source` the source's place among several.
+    """
 
     name: str
     kind: Kind
     first: int
     content: bytes | list[tuple[int, dict[str, Any] | str]]
     done: float
+    source: int = 0
 
     def where(self, number: int) -> str:
         """What to call a record in an error."""

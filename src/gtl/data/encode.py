@@ -121,7 +121,7 @@ class Encoder:
                 made.skipped[why] += 1
                 return text, None
         identity = record.get(task.identity)
-        key = f"{block.name}:{number}" if identity is None else str(identity)
+        key = f"{block.source}:{number}" if identity is None else str(identity)
         return text, (str(domain), SPLITS[in_validation(task.seed, key, task.validation)])
 
     def _ids(self, texts: list[str]) -> Iterator[list[int]]:

@@ -107,13 +107,13 @@ def pack_all(folder: Path, sources: Sequence[Source], task: Task, length: int, w
 
 
 def _all_blocks(sources: Sequence[Source], task: Task) -> Iterator[Block]:
-    """The blocks of all sources, one after another; `done` counts all of them."""
+    """The blocks of all sources, one after another; `done` counts all, and `source` tells them apart."""
     fields = [*task.text, *(rule.field for rule in task.rules), task.identity]
     sizes = [sum(file.stat().st_size for file in source.files) or 1 for source in sources]
     before = 0
-    for source, size in zip(sources, sizes, strict=True):
+    for place, (source, size) in enumerate(zip(sources, sizes, strict=True)):
         for block in read_blocks(source, fields):
-            yield replace(block, done=(before + size * block.done) / sum(sizes))
+            yield replace(block, done=(before + size * block.done) / sum(sizes), source=place)
         before += size
 
 
