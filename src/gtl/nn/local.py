@@ -23,6 +23,8 @@ __all__ = ["LocalDiT"]
 class LocalDiT(nn.Module):
     """A small DiT that may read the hidden states of a large one."""
 
+    hot = ("forward",)
+
     def __init__(self, dit: DiT, states: int = 0, features: int = 0) -> None:
         """Wraps the trunk.
 

@@ -62,13 +62,8 @@ def fixed_places(masked: Tensor) -> tuple[Tensor, Tensor]:
     """
     count = len(masked)
     size = min(count, -(-int(count / 2 + 8 * (count / 6) ** 0.5) // 256) * 256)
-    place = masked.cumsum(0) - 1
-    slot = torch.where(masked & (place < size), place, size)
-    where = torch.zeros(size + 1, dtype=torch.long, device=masked.device)
-    where = where.scatter(0, slot, torch.arange(count, device=masked.device))[:size]
-    total = masked.sum()
-    counts = (torch.arange(size, device=masked.device) < total).float()
-    return where, torch.where(total > size, torch.nan, counts)
+    first, where = masked.byte().sort(descending=True)
+    return where[:size], torch.where(masked.sum() > size, torch.nan, first[:size].float())
 
 
 class DenoiserObjective(Objective):
