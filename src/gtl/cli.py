@@ -30,6 +30,8 @@ VERBS: dict[str, Any] = {
 }
 LISTS = ("--n", "--methods", "--input", "--domain", "--text", "--metrics")
 """Flags that take several values, which may be written apart by blanks or commas."""
+SWITCHES = ("--exclusive", "--skip_bad")
+"""Flags that may stand alone."""
 PLACES = {"evaluate": ("denoiser", "data")}
 """Arguments that may stand by place although they can be left out; with fewer words the last ones are meant."""
 
@@ -57,6 +59,8 @@ def normalise(arguments: list[str]) -> list[str]:
         flag, equals, value = arguments[at].partition("=")
         at += 1
         flag = flag.replace("-", "_").replace("__", "--", 1) if flag.startswith("--") else flag
+        if flag in SWITCHES and not equals and "".join(arguments[at : at + 1]).lower() not in ("true", "false"):
+            equals, value = "=", "true"
         if flag not in LISTS:
             done.append(flag + equals + value)
             continue

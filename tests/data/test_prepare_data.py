@@ -121,21 +121,21 @@ def test_several_files_and_chosen_fields(tmp_path: Path, vocab: Path):
     assert [i["sha256"] for i in inputs] == [sha256(p.read_bytes()).hexdigest() for p in (a, b)]
 
 
-@pytest.mark.parametrize("exclusive", [False, True])
-def test_domains_by_primary_category(tmp_path: Path, vocab: Path, exclusive: bool):
+@pytest.mark.parametrize("exclusive", ["", "--exclusive false", "--exclusive"])
+def test_domains_by_primary_category(tmp_path: Path, vocab: Path, exclusive: str):
     path = write(tmp_path / "x.jsonl", lines_of(RECORDS))
-    out = prepared(tmp_path, f"{path} {DOMAINS} --exclusive {exclusive}")
+    out = prepared(tmp_path, f"{path} {DOMAINS} {exclusive}")
     wanted = {
         "math": ["math.AG", "math.NT cs.LG"],
         "physics": ["hep-th", "astro-ph.GA"],
         "cs": ["cs.LG", "cs.CL math.AG"],
     }
     for name, values in wanted.items():
-        values = [value for value in values if not exclusive or " " not in value]
+        values = [value for value in values if exclusive != "--exclusive" or " " not in value]
         check_packing(out / name, vocab, [record for record in RECORDS if record["categories"] in values])
     meta = json.loads((out / "physics" / "meta.json").read_text())
     assert meta["rule"] == "categories:hep,astro-ph"
-    assert meta["skipped"] == {"outside": 17} | ({"cross_listed": 34} if exclusive else {})
+    assert meta["skipped"] == {"outside": 17} | ({"cross_listed": 34} if exclusive == "--exclusive" else {})
 
 
 def test_a_domain_may_be_given_in_several_ways(tmp_path: Path, vocab: Path):
@@ -199,6 +199,6 @@ def test_malformed_lines_are_counted(tmp_path: Path, vocab: Path):
     bad += b'{"title": "\\ud800", "abstract": "a"}\n'
     blank = b'{"title": " ", "abstract": "\\n"}\n'
     path = write(tmp_path / "x.jsonl", lines_of(RECORDS[:60]) + bad + blank + lines_of(RECORDS[60:]))
-    out = prepared(tmp_path, f"{path} --skip_bad true")
+    out = prepared(tmp_path, f"--skip_bad {path}")
     check_packing(out / "all", vocab, RECORDS)
     assert json.loads((out / "all" / "meta.json").read_text())["skipped"] == {"bad": 6, "empty": 1}

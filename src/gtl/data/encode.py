@@ -134,7 +134,7 @@ class Encoder:
     def _refuse(self, block: Block, number: int, why: str, made: Encoded) -> None:
         """Counts a document that cannot be used, or stops at it."""
         if not self.task.skip_bad:
-            raise ValueError(f"{block.where(number)}: {why}; mend it, or pass over such documents with --skip_bad true")
+            raise ValueError(f"{block.where(number)}: {why}; mend it, or pass over such documents with --skip_bad")
         made.skipped["bad"] += 1
 
 
