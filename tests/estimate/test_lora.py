@@ -25,7 +25,7 @@ from typed import SMALL, gtl, rows
 SIZE = NetworkSize(width=16, depth=2, heads=2, dropout=0.1)
 TRAINING = Training(
     denoiser=SIZE, ratio=SIZE, budget=18, folds=2, evaluation_rows=8, batch_size=4, evaluate_every=2, warmup=2,
-    finetuned_warmup=2, lora_rank=3,
+    finetuned_warmup=2, lora_rank=3, lora_head=False,
 )  # fmt: skip
 ADAPTERS = 2 * 3 * ((16 + 48) + (16 + 16) + (16 + 64) + (64 + 16))
 """Numbers in the adapters: depth x rank x (in + out) of every adapted map."""
@@ -199,7 +199,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (source / "weights.safetensors").read_bytes() == before
     assert json.loads((made / "config.json").read_text()) == json.loads((source / "config.json").read_text())
     counts = {row["trainable_weights"] for row in rows(made) if row["method"] == "lora"}
-    assert counts == {2 * ((8 + 24) + (8 + 8) + (8 + 32) + (32 + 8))}
+    assert counts == {2 * ((8 + 24) + (8 + 8) + (8 + 32) + (32 + 8) + (8 + 4))}  # the head's too
     gtl(f"sample {source} --ratio {made} --length 4 --count 9", "--out", tmp_path / "guided")
     gtl(f"sample {made} --length 4 --count 9", "--out", tmp_path / "alone")
     drawn = [np.load(tmp_path / name / "samples.npy") for name in ("guided", "alone")]

@@ -2,9 +2,8 @@
 
     W = W_source + (alpha / rank) B A,      A (rank, in) random, B (out, rank) zero at the start.
 
-Only A and B are trained: those of the attention's products and of the MLP of every block and, where asked for, of the
-head. Folds, budget and stopping are those of `finetuned`; the learning rate is its own, for B starts at zero and moves
-weights only through A.
+Only A and B are trained: those of the attention's products and of the MLP of every block and, unless `lora_head` is
+off, of the head. Folds, budget and stopping are those of `finetuned`; the learning rate is its own.
 """
 
 import copy

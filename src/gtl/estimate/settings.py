@@ -47,10 +47,11 @@ class Training:
     """Rank of LoRA's adapters."""
     lora_alpha: int = 16
     """Their scale: what they add counts alpha / rank times."""
-    lora_learning_rate: float = 1e-2
-    """LoRA's own, for adapters move the weights through a product that starts at zero."""
-    lora_head: bool = False
-    """Whether the head gets an adapter too, beside the blocks."""
+    lora_learning_rate: float = 2e-3
+    """LoRA's own. Adapters change whole directions at once: more than this flattens the model before it learns."""
+    lora_head: bool = True
+    """Whether the head gets an adapter too, beside the blocks. Behind a layer norm a frozen head bounds how sure the
+    model can be."""
     weight_decay: float = 0.01
     ema: float = 0.99
     patience: int = 12
