@@ -54,7 +54,7 @@ class Reader:
         """What tokens x (N, L) say; negative ones say nothing."""
         if self.tokenizer is None:
             raise ValueError("tokens are read as text with a --tokenizer")
-        return self.tokenizer.batch_decode([row[row >= 0].tolist() for row in x], skip_special_tokens=True)
+        return self.tokenizer.batch_decode([row[row >= 0].tolist() for row in x.long()], skip_special_tokens=True)
 
 
 def is_text(path: Path) -> bool:
