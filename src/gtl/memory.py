@@ -53,8 +53,9 @@ def by_chunks(
         else:
             at += size
             continue
-        gc.collect()
-        torch.cuda.empty_cache()
+        if torch.cuda.is_initialized():
+            gc.collect()
+            torch.cuda.empty_cache()
         if size == 1:
             raise DoesNotFit(
                 f"{what} does not fit in memory even for one sequence: use a smaller n_ratio, length or batch_size"
