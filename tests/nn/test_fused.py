@@ -5,6 +5,8 @@ import torch
 
 from gtl.nn.dit import DiT, PooledDiT
 from gtl.nn.fused import fused_pool, fusible, pack, power
+from gtl.process import Masked
+from gtl.ratio import NetworkRatio
 
 
 def network(width: int, depth: int, heads: int) -> PooledDiT:
@@ -32,6 +34,29 @@ def test_as_close_to_float32_as_plain_bf16(length: int, width: int, depth: int, 
     spread = exact.std()
     assert float((fused - exact).std() / spread) < max(0.01, 1.2 * float((plain - exact).std() / spread))
     assert float((fused - exact).abs().max() / spread) < 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize(("length", "width", "depth", "heads"), [(128, 128, 4, 4), (50, 48, 1, 2)])
+def test_interventions(length: int, width: int, depth: int, heads: int, pooling: str) -> None:
+    """What is shared with the context changes no value beyond bf16, for every place, and whatever the chunk."""
+    model = network(width, depth, heads).cuda()
+    model.pooling = pooling
+    ratio = NetworkRatio(Masked(50, 3), model, 0.1 if pooling == "mean" else 0.0)
+    generator = torch.Generator("cuda").manual_seed(0)
+    z = torch.randint(0, 50, (6, length), device="cuda", generator=generator)
+    positions = torch.tensor([[0, 3, -1], [length - 1, 2, 1]], device="cuda").repeat(3, 1)
+    candidates = torch.randint(0, 50, (6, 3, 7), device="cuda", generator=generator)
+    with torch.no_grad():
+        exact = ratio.log_ratio(z, positions, candidates)
+        ratio.to(torch.bfloat16)
+        whole = ratio.log_ratio(z, positions, candidates)
+        ratio.max_tokens = 3 * length
+        parts = ratio.log_ratio(z, positions, candidates)
+    assert torch.equal(whole, parts)
+    exact, whole = exact[positions >= 0], whole[positions >= 0]
+    assert float((whole - exact).abs().max() / exact.std()) < 0.1
 
 
 @pytest.mark.gpu

@@ -189,8 +189,9 @@ class DiT(nn.Module):
                 raise ValueError("this network is conditioned on time: pass t")
             condition = self.time(t)
         h = self.embedding(z)
-        if torch.is_autocast_enabled(z.device.type):  # the residual stream too: half of the memory traffic
-            h = h.to(torch.get_autocast_dtype(z.device.type))
+        kind = z.device.type
+        if kind != "meta" and torch.is_autocast_enabled(kind):  # the residual stream too: half of the memory traffic
+            h = h.to(torch.get_autocast_dtype(kind))
         h = h if extra is None else h + extra
         rotation = rotary(z.shape[1], self.width // self.heads, z.device).to(h.dtype)
         states = [h]

@@ -6,7 +6,9 @@ two kernels, each of which reads and writes the hidden states once and keeps eve
 
     attend      h <- h + gate * Attention(LN(h))        one program a sequence
     transform   h <- h + gate * MLP(LN(h))              one program a tile of tokens
-    pool        sum_l head(LN(h_l))                     one program a sequence
+
+Sequences that differ from a context in one token (`fused_interventions`) share the first block's queries, keys and
+values but for that token, so these are computed once for a context and once for a candidate.
 
 Only for networks in bf16 without a time input, on CUDA, without gradients; `fusible` says where. Products are bf16 with
 float32 sums, as in torch; layer norms, softmax and residual sums are float32, and h is rounded to bf16 once a kernel.
@@ -20,17 +22,19 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from gtl.nn.dit import DiT, rotary
+from gtl.nn.dit import DiT, modulated_norm, rotary, rotate
 
-__all__ = ["fused_pool", "fusible"]
+__all__ = ["fused_interventions", "fused_pool", "fusible", "shared_context"]
 
 LONGEST, WIDEST = 128, 128
 """Sequences and hidden states up to which a block fits into the registers of one program."""
 TILE, HIDDEN_TILE = 64, 64
 """Tokens, and units of the MLP's hidden layer, that a program holds at once."""
-ATTEND_WARPS, TRANSFORM_WARPS = 8, 4
+ATTEND, TRANSFORM = {"num_warps": 8}, {"num_warps": 4}
+"""How the kernels are launched, by measurement."""
 LOG2E = 1.4426950408889634
 
 
@@ -52,25 +56,99 @@ def fusible(dit: DiT, z: Tensor) -> bool:
 
 def fused_pool(dit: DiT, z: Tensor) -> Tensor:
     """The sum over positions of the scalar outputs: tokens z (N, L) -> (N,), float32."""
-    from gtl.nn.kernels import attend, pool, transform
-
-    packed = packed_weights(dit, z.shape[1])
     h = dit.embedding(z)
-    count, length = z.shape
-    width, heads = dit.width, dit.heads
-    padded = {"LP": power(length), "DP": power(width)}
-    for block in packed["blocks"]:
-        attend[(count,)](
-            h, *block["attend"], packed["cos"], packed["sin"], length, width, LOG2E * (width // heads) ** -0.5,
-            H=heads, HP=power(width // heads // 2), FULL=length == padded["LP"], **padded, num_warps=ATTEND_WARPS,
+    attend(dit, 0, h)
+    return after_attention(dit, h)
+
+
+def shared_context(dit: DiT, z: Tensor) -> Tensor:
+    """The first block's queries, keys and values of contexts z (B, L): (B, 3, heads, L, padded)."""
+    found = queries_keys_values(dit, z, rotary(z.shape[1], dit.width // dit.heads, z.device).unsqueeze(2))
+    return found.transpose(1, 3).transpose(1, 2).contiguous()
+
+
+def fused_interventions(
+    dit: DiT, z: Tensor, context: Tensor, row: Tensor, place: Tensor, tokens: Tensor, part: slice
+) -> Tensor:
+    """The sum over positions of the scalar outputs of contexts with one token changed.
+
+    Args:
+        dit: the network.
+        z: (B, L), the contexts.
+        context: their `shared_context`.
+        row: (M,), the context of each set of candidates.
+        place: (M,), the position that they would fill.
+        tokens: (M, N), the candidates.
+        part: those that are asked for, out of all M N in order.
+
+    Returns:
+        (part,), float32.
+    """
+    from gtl.nn import kernels
+
+    count, length, width = part.stop - part.start, z.shape[1], dit.width
+    tokens, each = tokens.flatten(), tokens.shape[1]
+    which = torch.arange(part.start, part.stop, device=z.device) // each
+    rotation = rotary(length, width // dit.heads, z.device)[:, place[which]].unsqueeze(2)
+    candidates = queries_keys_values(dit, tokens[part], rotation).contiguous()
+    packed = packed_weights(dit, length)
+    h = torch.empty(count, length, width, device=z.device, dtype=dit.embedding.weight.dtype)
+    *_, gate, _, _, out = packed["blocks"][0]["attend"]
+    kernels.attend_first[(count,)](
+        h, dit.embedding.weight, z, tokens, row, place, context, candidates, gate, out, part.start, each, length, width,
+        **shape(dit, length), **ATTEND,
+    )  # fmt: skip
+    return after_attention(dit, h)
+
+
+def queries_keys_values(dit: DiT, z: Tensor, rotation: Tensor) -> Tensor:
+    """Of the first block, for tokens z (...): (..., 3, heads, padded), rotated, the queries scaled for base 2."""
+    block: Any = dit.blocks[0]
+    shift, scale = block.modulation.constant.unbind(0)[:2]
+    q, k, v = block.qkv(modulated_norm(dit.embedding(z), shift, scale)).unflatten(-1, (3, dit.heads, -1)).unbind(-3)
+    size = q.shape[-1]
+    q = rotate(q.float(), rotation) * (LOG2E * size**-0.5)
+    found = torch.stack([q.to(v.dtype), rotate(k.float(), rotation).to(v.dtype), v], -3)
+    return F.pad(found, (0, 2 * power(size // 2) - size))
+
+
+def attend(dit: DiT, number: int, h: Tensor) -> None:
+    """A block's attention, on hidden states h (N, L, width) in place."""
+    from gtl.nn import kernels
+
+    count, length, width = h.shape
+    packed = packed_weights(dit, length)
+    kernels.attend[(count,)](
+        h, *packed["blocks"][number]["attend"], packed["cos"], packed["sin"], length, width,
+        LOG2E * (width // dit.heads) ** -0.5, **shape(dit, length), **ATTEND,
+    )  # fmt: skip
+
+
+def after_attention(dit: DiT, h: Tensor) -> Tensor:
+    """All that follows the first block's attention: hidden states h (N, L, width), which are used up -> (N,)."""
+    from gtl.nn import kernels
+
+    count, length, width = h.shape
+    packed = packed_weights(dit, length)
+    values = torch.empty(count, length, device=h.device)
+    for number, block in enumerate(packed["blocks"]):
+        if number:
+            attend(dit, number, h)
+        kernels.transform[(-(-count * length // TILE),)](
+            h, *block["transform"], count * length, width, *packed["head"], values,
+            HIDDEN=4 * width, BM=TILE, C=HIDDEN_TILE, DP=power(width), FAST=h.is_cuda,
+            LAST=number == dit.depth - 1, **TRANSFORM,
         )  # fmt: skip
-        transform[(-(-count * length // TILE),)](
-            h, *block["transform"], count * length, width,
-            HIDDEN=4 * width, BM=TILE, C=HIDDEN_TILE, DP=padded["DP"], FAST=z.is_cuda, num_warps=TRANSFORM_WARPS,
-        )  # fmt: skip
-    out = torch.empty(count, device=z.device)
-    pool[(count,)](h, *packed["pool"], out, length, width, **padded, num_warps=4)
-    return out
+    return values.sum(-1) + length * packed["bias"]
+
+
+def shape(dit: DiT, length: int) -> dict[str, Any]:
+    """The sizes that the kernels of attention are compiled for."""
+    long = power(length)
+    return {
+        "H": dit.heads, "HP": power(dit.width // dit.heads // 2), "LP": long, "DP": power(dit.width),
+        "FULL": length == long,
+    }  # fmt: skip
 
 
 def power(size: int) -> int:
@@ -97,7 +175,7 @@ def pack(dit: DiT, length: int) -> dict[str, Any]:
     wide, long, part = power(width), power(length), power(half)
 
     def vector(v: Tensor) -> Tensor:
-        return torch.nn.functional.pad(v.float(), (0, wide - width)).contiguous()
+        return F.pad(v.float(), (0, wide - width)).contiguous()
 
     blocks = []
     block: Any
@@ -131,6 +209,8 @@ def pack(dit: DiT, length: int) -> dict[str, Any]:
     cos, sin = rotary(length, 2 * half, dit.embedding.weight.device)[:, :, half:]
     turn = torch.zeros(2, long, part, device=cos.device)
     turn[0, :length, :half], turn[1, :length, :half] = cos, sin
-    scale, shift = dit.norm.constant.unbind(0)[1], dit.norm.constant.unbind(0)[0]
-    head = (vector(1 + scale.float()), vector(shift), vector(dit.head.weight[0]), dit.head.bias.float())
-    return {"blocks": blocks, "cos": turn[0].contiguous(), "sin": turn[1].contiguous(), "pool": head}
+    shift, scale = dit.norm.constant.unbind(0)
+    return {
+        "blocks": blocks, "cos": turn[0].contiguous(), "sin": turn[1].contiguous(),
+        "head": (vector(1 + scale.float()), vector(shift), vector(dit.head.weight[0])), "bias": dit.head.bias.float(),
+    }  # fmt: skip

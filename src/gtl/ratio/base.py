@@ -9,6 +9,7 @@ Log-ratios form a vector space: `0.7 * a + b` is a Ratio whose log_ratio is that
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -150,16 +151,24 @@ class SequenceRatio(Ratio):
             return self.log_value(z[:1], None if t is None else t[:1]).new_zeros((len(row), count))
         chunk = max(1, self.budget(z.device) // length)
         chunk -= chunk % count if chunk > count else 0  # a position's candidates together, where there is room
+        scorer = self._scorer(z, row, place, tokens, t)
+        parts, fitted = by_chunks(scorer, len(flat), chunk, what="the ratio of a candidate")
+        if fitted < chunk:
+            self.max_tokens = fitted * length
+        return torch.cat(parts).view(-1, count)
+
+    def _scorer(
+        self, z: Tensor, row: Tensor, place: Tensor, tokens: Tensor, t: Tensor | None
+    ) -> Callable[[slice], Tensor]:
+        """From a part of all M N interventions in order to their log r; as `_interventions` otherwise."""
+        count, flat = tokens.shape[1], tokens.flatten()
 
         def values(part: slice) -> Tensor:
             which = torch.arange(part.start, part.stop, device=z.device) // count
             changed = z[row[which]].scatter_(1, place[which].unsqueeze(1), flat[part].unsqueeze(1))
             return self.log_value(changed, None if t is None else t[row[which]])
 
-        parts, fitted = by_chunks(values, len(flat), chunk, what="the ratio of a candidate")
-        if fitted < chunk:
-            self.max_tokens = fitted * length
-        return torch.cat(parts).view(-1, count)
+        return values
 
 
 class ConditionalRatio(Ratio):

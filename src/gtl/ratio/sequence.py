@@ -9,12 +9,14 @@ label smoothing eps (labels eps/2 and 1 - eps/2) has sigmoid(s) = eps/2 + (1 - e
 output s; `log_value` solves that for log r.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gtl.nn.dit import DiT, PooledDiT, Pooling
+from gtl.nn.fused import fused_interventions, fusible, shared_context
 from gtl.process import Process
 from gtl.ratio.base import SequenceRatio
 
@@ -60,6 +62,20 @@ class NetworkRatio(SequenceRatio):
     def log_value(self, z: Tensor, t: Tensor | None = None, extra: Tensor | None = None) -> Tensor:
         """log r(z); `extra` (B, L, width) is added to the token embeddings."""
         return unsmooth(self.network(z, t, extra), self.smoothing)
+
+    def _scorer(
+        self, z: Tensor, row: Tensor, place: Tensor, tokens: Tensor, t: Tensor | None
+    ) -> Callable[[slice], Tensor]:
+        dit = self.network.dit
+        if not fusible(dit, z):
+            return super()._scorer(z, row, place, tokens, t)
+        context, scale = shared_context(dit, z), 1 if self.network.pooling == "sum" else 1 / z.shape[1]
+
+        def values(part: slice) -> Tensor:
+            total = fused_interventions(dit, z, context, row, place, tokens, part)
+            return unsmooth(total * scale, self.smoothing)
+
+        return values
 
     def source_probability(self, z: Tensor, t: Tensor | None = None) -> Tensor:
         """The classifier's d(z), near 0 for target-like and near 1 for source-like sequences: (B,)."""

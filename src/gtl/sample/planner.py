@@ -39,9 +39,7 @@ class PlannerSampler(Sampler):
         """As for `Sampler`, and the order in which positions are revealed, so many a step."""
         super().__init__(denoiser, ratio, gamma=gamma, n_ratio=n_ratio)
         if self.process.mask_id is None:
-            raise ValueError(
-                f"position by position masks are revealed; {self.process.name} noise has none: use Ancestral"
-            )
+            raise ValueError(f"this sampler reveals masks; {self.process.name} noise has none: use Ancestral")
         if per_step < 1:
             raise ValueError(f"per_step={per_step} must be at least 1")
         self.mask_id, self.order, self.per_step = self.process.mask_id, order, per_step
