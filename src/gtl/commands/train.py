@@ -1,5 +1,6 @@
 """`gtl train`: any network of the project on token files."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,28 +11,33 @@ from gtl.data.prepared import Meta, check_meta, same_tokens
 from gtl.data.tokens import check_tokens, read_meta, read_split, read_tokens, split
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate import NetworkSize
+from gtl.evaluate.planner import planner_levels
 from gtl.nn.dit import DiT, Pooling
+from gtl.planner import Planner
 from gtl.process import D3PM, Masked, Process, Uniform
 from gtl.progress import Bar
 from gtl.ratio import NetworkRatio
+from gtl.report.planner import draw
 from gtl.run import Run, check_folder
 from gtl.schedule import make_schedule
-from gtl.train.checkpoint import Model, load_denoiser, load_model, load_sequence_ratio, save_model
+from gtl.train.checkpoint import Model, load_denoiser, load_model, load_planner, load_sequence_ratio, save_model
 from gtl.train.classifier import ClassifierObjective
 from gtl.train.denoiser import DenoiserObjective
 from gtl.train.loop import FitSettings, fit
 from gtl.train.objective import Objective
+from gtl.train.planner import PlannerObjective
 from gtl.train.ratio import RatioObjective
 
 __all__ = ["train"]
 
 
 def train(
-    objective: Literal["denoiser", "classifier", "ratio"],
+    objective: Literal["denoiser", "classifier", "ratio", "planner"],
     out: str | None = None,
     data: str | None = None,
     source: str | None = None,
     target: str | None = None,
+    denoiser: str | None = None,
     like: str | None = None,
     start: str | None = None,
     vocabulary: int | None = None,
@@ -53,11 +59,13 @@ def train(
     """Trains a network on folders of gtl prepare or token files (.npy of shape (N, L), or text, a sequence a line).
 
     Args:
-        objective: denoiser (needs --data), classifier or ratio (need --source and --target).
+        objective: denoiser (needs --data), classifier or ratio (need --source and --target), or planner (needs --data
+            and --denoiser).
         out: folder for checkpoint and metrics; by default a new one under runs/.
-        data: what a denoiser learns.
+        data: what a denoiser or a planner learns from.
         source: sequences of the source domain.
         target: sequences of the target domain.
+        denoiser: folder of the frozen denoiser that a planner plans for.
         like: a denoiser's folder, whose token ids and schedule are taken over.
         start: a checkpoint to train on (fine-tuning).
         vocabulary: number of clean token ids, the mask not counted; by default what a prepared folder says, else the
@@ -80,7 +88,9 @@ def train(
     settings = locals() | {"network": vars(network), "fit": vars(fit)}
     if out is not None:
         check_folder(Path(out))
-    names = {"data": data} if objective == "denoiser" else {"source": source, "target": target}
+    names = {"data": data} if objective in ("denoiser", "planner") else {"source": source, "target": target}
+    if objective == "planner" and denoiser is None:
+        raise ValueError("train planner needs --denoiser, the folder of the model that it plans for")
     for name, path in names.items():
         if path is None:
             raise ValueError(f"train {objective} needs --{name}")
@@ -88,7 +98,9 @@ def train(
         raise ValueError(f"held_out={held_out} must be a fraction between 0 and 1")
     metas = {str(path): read_meta(str(path)) for path in names.values()}
     rows = {name: read_tokens(str(path)) for name, path in names.items()}
-    noise = choose_process(rows, start or like, vocabulary, mask_id, schedule, process, matrix, same_tokens(metas))
+    noise = choose_process(
+        rows, start or like or denoiser, vocabulary, mask_id, schedule, process, matrix, same_tokens(metas)
+    )
     length = next(iter(rows.values())).shape[1]
     kept, seen = {}, {}
     for name, x in rows.items():
@@ -104,6 +116,13 @@ def train(
     if objective == "denoiser":
         model = load_denoiser(start) if start else NetworkDenoiser(noise, new_network(noise, network))
         goal = DenoiserObjective(model, kept["data"], seen["data"])
+    elif objective == "planner":
+        assert denoiser is not None
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        frozen = load_denoiser(denoiser).to(device)
+        planner = load_planner(start) if start else Planner.build(noise, **vars(network))
+        model, goal = planner, PlannerObjective(frozen, planner, kept["data"], seen["data"])
+        return train_into(out, objective, settings, model, goal, fit, lambda run: judge(run, frozen, planner, goal))
     else:
         smoothing = 0.0 if (objective, estimator) == ("ratio", "paper") else label_smoothing
         model = (
@@ -115,6 +134,19 @@ def train(
         )
         goal = ratio_objective(objective, estimator, noise, kept, seen, settings)
     train_into(out, objective, settings, model, goal, fit)
+
+
+def judge(run: Run, denoiser: NetworkDenoiser, planner: Planner, goal: Objective) -> None:
+    """A planner's accuracy and calibration on held-out rows, by noise level: rows and a picture."""
+    assert goal.held_out is not None
+    generator = torch.Generator(next(planner.parameters()).device).manual_seed(0)
+    levels = planner_levels(denoiser, planner, goal.held_out["data"][:4096], generator=generator)
+    draw(run.folder / "planner.png", levels)
+    for level in levels:
+        where = "" if level.high - level.low == 1 else f"@{level.low:.1f}-{level.high:.1f}"
+        for metric in ("accuracy", "right", "calibration_error"):
+            if not run.has("planner", None, 0, metric + where):
+                run.add("train", "planner", metric + where, getattr(level, metric), seed=0)
 
 
 def new_network(process: Process, size: NetworkSize) -> DiT:
@@ -183,8 +215,9 @@ def train_into(
     model: Model,
     goal: Objective,
     fit_settings: FitSettings,
+    judge: Callable[[Run], None] | None = None,
 ) -> None:
-    """Trains the model in a run folder, from its saved state if there is one."""
+    """Trains the model in a run folder, from its saved state if there is one; `judge` may add what it finds."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     run = Run(out, f"train-{objective}", settings, device)
     said = "was trained already"
@@ -195,6 +228,8 @@ def train_into(
                 model, goal, fit_settings, run.folder, lambda step: bar.advance(step / fit_settings.steps), run.log
             )
         save_model(run.folder, model)
+        if judge is not None:
+            judge(run)
         assert result.held_out is not None
         run.add(
             "train", objective, "held_out_loss", result.held_out, seed=fit_settings.seed,

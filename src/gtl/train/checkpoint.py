@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from gtl.denoiser import NetworkDenoiser
 from gtl.guidance import check_gamma
 from gtl.nn.dit import DiT
+from gtl.planner import Planner
 from gtl.process import make_process
 from gtl.ratio import RATIOS, Combination, ConditionalRatio, DifferenceRatio, NetworkRatio, Ratio
 from gtl.ratio.successive import SuccessiveRatio
@@ -30,6 +31,7 @@ __all__ = [
     "atomic",
     "load_denoiser",
     "load_model",
+    "load_planner",
     "load_ratio",
     "load_sequence_ratio",
     "load_strictly",
@@ -38,7 +40,7 @@ __all__ = [
     "write_json",
 ]
 
-Model = NetworkDenoiser | Ratio
+Model = NetworkDenoiser | Ratio | Planner
 
 
 @contextmanager
@@ -95,6 +97,8 @@ def save_model(folder: Path, model: Model) -> None:
     if isinstance(model, NetworkDenoiser):
         kind = "score" if isinstance(model, ScoreDenoiser) else "denoiser"
         config |= {"kind": kind, "network": model.network.config(), "banned": list(model.banned)}
+    elif isinstance(model, Planner):
+        config |= {"kind": model.kind, **model.config()}
     else:
         config |= {"kind": model.kind, "gamma": model.gamma, **model.config()}
     write_json(folder / "config.json", config)
@@ -155,6 +159,8 @@ def build(config: dict[str, Any]) -> Model:
     if kind in ("denoiser", "score"):
         denoiser = ScoreDenoiser if kind == "score" else NetworkDenoiser
         return denoiser(process, DiT(**config["network"]), tuple(config["banned"]))
+    if kind == Planner.kind:
+        return Planner.from_config(process, config)
     if kind not in RATIOS:
         raise ValueError(f"unknown kind {kind!r}")
     return RATIOS[kind].from_config(process, config)
@@ -164,13 +170,23 @@ def load_denoiser(folder: str | Path) -> NetworkDenoiser:
     """Reads a checkpoint that must be a denoiser."""
     model = load_model(folder)
     if not isinstance(model, NetworkDenoiser):
-        raise ValueError(f"{folder}: holds a ratio, not a denoiser")
+        raise ValueError(f"{folder}: holds a {'planner' if isinstance(model, Planner) else 'ratio'}, not a denoiser")
+    return model
+
+
+def load_planner(folder: str | Path) -> Planner:
+    """Reads a checkpoint that must be a planner."""
+    model = load_model(folder)
+    if not isinstance(model, Planner):
+        raise ValueError(f"{folder}: holds no planner; train one with `gtl train planner`")
     return model
 
 
 def load_ratio(folder: str | Path) -> Ratio:
     """Reads a checkpoint as a ratio; a tuned denoiser is its difference from the source."""
     model = load_model(folder)
+    if isinstance(model, Planner):
+        raise ValueError(f"{folder}: holds a planner, not a ratio")
     return DifferenceRatio(model).eval() if isinstance(model, NetworkDenoiser) else model
 
 

@@ -191,7 +191,7 @@ class State:
                     value.copy_(tensors[f"{key}.{name}"])
                 prefix, suffix = "optimizer.", f".{name}"
                 self.optimizer.state[weight] = {
-                    key[len(prefix) : -len(suffix)]: (v if v.dim() == 0 else v.to(weight.device))
+                    key[len(prefix) : -len(suffix)]: v.to(weight.device)
                     for key, v in tensors.items()
                     if key.startswith(prefix) and key.endswith(suffix) and key.count(".") == name.count(".") + 2
                 }
