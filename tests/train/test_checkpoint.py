@@ -164,8 +164,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "'s'",
     ),
     "unknown kind": (
-        lambda f: change_config(f, lambda c: c.update(kind="planner")),
-        "unknown kind 'planner'",
+        lambda f: change_config(f, lambda c: c.update(kind="oracle")),
+        "unknown kind 'oracle'",
     ),
     "no kind": (lambda f: change_config(f, lambda c: c.pop("kind")), "config.json.*kind"),
     "unknown key": (lambda f: change_config(f, lambda c: c["network"].update(bogus=1)), "bogus"),

@@ -1,21 +1,21 @@
-"""Processes that tokenise: one encoder each, blocks in and tokens out through pipes, results in the blocks' order.
+"""Processes that tokenise: one encoder each, blocks in and tokens out through a pipe, results in the blocks' order.
 
 A worker is a fresh interpreter that imports neither torch nor the program that started it (multiprocessing would have
 it import both), so it starts fast and stays small. It ends when its pipe does, even if its parent was killed.
 """
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from itertools import chain, islice
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import IO, cast
+from typing import cast
 
 from gtl.data.documents import Block
 from gtl.data.encode import Encoded, Encoder, Task, one_thread
@@ -24,7 +24,7 @@ __all__ = ["encode_all"]
 
 FEW = 4
 """Blocks below which it is not worth starting processes."""
-START = "from gtl.data.workers import serve; serve()"
+START = "from gtl.data.workers import serve; serve({})"
 
 
 def encode_all(task: Task, blocks: Iterable[Block], workers: int) -> Iterator[Encoded]:
@@ -65,30 +65,26 @@ def encode_all(task: Task, blocks: Iterable[Block], workers: int) -> Iterator[En
 
 
 class Worker:
-    """One process with its two pipes."""
+    """One process, at the other end of a pipe."""
 
     def __init__(self, task: Task) -> None:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        self.pipe, its = Pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", START],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-c", START.format(its.fileno())],
+            stdin=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": paths},
+            pass_fds=[its.fileno()],
         )
-        self._send(task)
-
-    def _send(self, value: Task | Block) -> None:
-        """Writes one value to the process."""
-        pipe = cast(IO[bytes], self.process.stdin)
-        pickle.dump(value, pipe, protocol=5)
-        pipe.flush()
+        its.close()
+        self.pipe.send(task)
 
     def __call__(self, block: Block) -> Encoded:
         """What the process makes of a block; an error there is raised here."""
         try:
-            self._send(block)
-            answer = pickle.load(cast(IO[bytes], self.process.stdout))
-        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+            self.pipe.send(block)
+            answer = self.pipe.recv()
+        except (EOFError, OSError):
             raise ChildProcessError(
                 "a tokenising process ended unexpectedly (out of memory?); try fewer --workers"
             ) from None
@@ -100,21 +96,18 @@ class Worker:
         """Ends the process."""
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with suppress(OSError):  # what was not sent yet
-                cast(IO[bytes], pipe).close()
+        self.pipe.close()
 
 
-def serve() -> None:
-    """The work of a process: a task first, then blocks until the pipe ends."""
+def serve(number: int) -> None:
+    """The work of a process at the end of a pipe: a task first, then blocks until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends us
     one_thread()
-    into, out = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # nothing but answers may go down the pipe
-    encoder = Encoder(pickle.load(into))
+    pipe = Connection(number)
+    encoder = Encoder(pipe.recv())
     while True:
         try:
-            block = pickle.load(into)
+            block = pipe.recv()
         except EOFError:
             return
         answer: Encoded | Exception
@@ -122,5 +115,4 @@ def serve() -> None:
             answer = encoder(block)
         except Exception as error:
             answer = error if isinstance(error, ValueError) else RuntimeError(f"{type(error).__name__}: {error}")
-        pickle.dump(answer, out, protocol=5)
-        out.flush()
+        pipe.send(answer)
