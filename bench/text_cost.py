@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import markov_cost
 from gtl.denoiser import NetworkDenoiser
@@ -35,6 +35,24 @@ from gtl.train.checkpoint import write_json
 from markov_cost import Counter, interleaved
 
 N_RATIO = 256
+
+
+class Weighed:
+    """Counts the candidates that a sequence ratio weighs, each a whole sequence."""
+
+    def __init__(self, ratio: NetworkRatio) -> None:
+        self.ratio, self.count, original = ratio, 0, ratio._interventions
+
+        def counted(z: Tensor, row: Tensor, place: Tensor, tokens: Tensor, t: Tensor | None) -> Tensor:
+            self.count += tokens.numel()
+            return original(z, row, place, tokens, t)
+
+        ratio._interventions = counted  # type: ignore[method-assign]
+
+    def stop(self) -> int:
+        """The count; nothing is counted any more."""
+        del self.ratio._interventions
+        return self.count
 
 
 def awake(module: nn.Module) -> None:
@@ -111,9 +129,9 @@ def complexity(device: torch.device, quick: bool) -> dict[str, tuple[int, int, f
     counts: dict[str, tuple[int, int]] = {}
     for name, sampler in samplers.items():
         jobs[name] = partial(sampler, (rows, length), generator=torch.Generator(device).manual_seed(0))
-        seen = Counter(denoiser), Counter(ratio.network)
+        passes, weighed = Counter(denoiser), Weighed(ratio)
         jobs[name]()
-        counts[name] = seen[0].sequences, seen[1].sequences
+        counts[name] = passes.sequences, weighed.stop()
     seconds = interleaved(jobs)
     return {name: (*counts[name], seconds[name]) for name in samplers}
 

@@ -71,7 +71,9 @@ def main() -> None:
         share = operations / (1e12 * arguments.peak)
         print(f"L = {length}, {rows} rows: {speed / 1e6:.3f} M tokens/s, utilisation {share:.3f}", flush=True)
         for metric, value in (("tokens_per_second", speed), ("utilisation", share)):
-            made.append(Row("train-speed", f"L = {length}", None, 0, metric, value, None, weights, where, command))
+            made.append(
+                Row("train-speed", f"L = {length}, {rows} rows", None, 0, metric, value, None, weights, where, command)
+            )
     if arguments.out is not None:
         write_json(arguments.out, [asdict(row) for row in made])
 
