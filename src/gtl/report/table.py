@@ -20,7 +20,7 @@ HEADLINE = "gtl-local"
 def cell(values: list[float]) -> str:
     """Mean and, for several values, the standard error of the mean."""
     mean = statistics.fmean(values)
-    digits = 4 if abs(mean) < 1 else 3 if abs(mean) < 10 else 1 if abs(mean) < 1000 else 0
+    digits = 4 if abs(mean) < 1 else 3 if abs(mean) < 10 else 1 if abs(mean) < 100 else 0
     text = f"{mean:.{digits}f}"
     if len(values) < 2:
         return text
