@@ -19,6 +19,8 @@ from gtl.process import Mixing, Process, stratified
 
 __all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "masked_nll", "nelbo", "nll"]
 
+MOST_CELLS = 2**27
+"""Log-probabilities that a likelihood holds at once."""
 HEAD_TOKENS = 8192
 """Positions whose logits are held at once where no gradient is needed."""
 
@@ -149,6 +151,7 @@ def nll(
 ) -> float:
     """The NELBO per token in nats (metric `nll`), averaged over `draws` corruptions of every sequence of x (B, L)."""
     rows = x.repeat(draws, 1)
+    batch = min(batch, max(1, MOST_CELLS // (x.shape[1] * denoiser.process.num_ids)))
     parts, _ = by_chunks(
         lambda part: float(nelbo(denoiser, rows[part], generator).sum()), len(rows), batch, generator, "the likelihood"
     )
@@ -172,6 +175,7 @@ def masked_nll(
         log_x = denoiser(z, t).log_probs.gather(-1, rows[part].unsqueeze(-1)).squeeze(-1)
         return -float(log_x[masked].sum()), int(masked.sum())
 
+    batch = min(batch, max(1, MOST_CELLS // (x.shape[1] * process.num_ids)))
     parts, _ = by_chunks(loss_and_count, len(rows), batch, generator, "the likelihood")
     loss, count = sum(loss for loss, _ in parts), sum(count for _, count in parts)
     if not count:

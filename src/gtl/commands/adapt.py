@@ -17,6 +17,9 @@ from gtl.train.checkpoint import load_denoiser, save_model
 
 __all__ = ["adapt"]
 
+LOOKED_AT = 4096
+"""Corrupted sequences behind the source's own likelihood."""
+
 
 def adapt(
     denoiser: str,
@@ -74,7 +77,8 @@ def adapt(
     kept = made.denoiser if made.ratio is None else made.ratio
     assert isinstance(kept, Ratio | NetworkDenoiser)
     save_model(run.folder, kept)
-    before = nll(model, x.to(device), generator=torch.Generator(device).manual_seed(seed))
+    some, draws = x[:LOOKED_AT], max(1, min(16, LOOKED_AT // len(x)))
+    before = nll(model, some.to(device), draws, torch.Generator(device).manual_seed(seed))
     if not run.has("source", len(x), seed, "nll"):
         run.add("adapt", "source", "nll", before, n=len(x), seed=seed)
     for metric, value in (

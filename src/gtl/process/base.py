@@ -124,6 +124,24 @@ class Process(ABC):
     def some_place(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A uniformly random position (B,) among those of z (B, L) that count in `nelbo`."""
 
+    def some_places(self, z: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """`count` random positions of each row of z (B, L) among those that count in `nelbo`: (B, count). None comes
+        twice before all have come once, so each is as likely as any other. One of them is `some_place`."""
+        if count == 1:
+            return self.some_place(z, generator).unsqueeze(1)
+        keys = uniform((z.shape[0], z.shape[1]), z.device, generator)
+        counts = torch.ones_like(z, dtype=torch.bool) if self.mask_id is None else z == self.mask_id
+        order = keys.masked_fill(~counts, -1.0).argsort(-1, descending=True)
+        turns = torch.arange(count, device=z.device) % counts.sum(-1, keepdim=True).clamp(min=1)
+        return order.gather(1, turns)
+
+    def nelbo_at(self, x: Tensor, z: Tensor, t: Tensor, log_x: Tensor, timeless: bool, places: Tensor) -> Tensor:
+        """As `nelbo`, from several positions: log_x (B, P, K) at places (B, P) from `some_places`: (B,)."""
+        count = places.shape[1]
+        x, z, t = (values.repeat_interleave(count, 0) for values in (x, z, t))
+        values = self.nelbo(x, z, t, log_x.flatten(0, 1).unsqueeze(1), timeless, places.flatten())
+        return values.view(-1, count).mean(1)
+
     def times(self, count: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
         """Stratified times (count,) at which 1 - alpha is uniform, the law that training and `nelbo` use."""
         return self.schedule.inverse(1 - stratified(count, device, generator))

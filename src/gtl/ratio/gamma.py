@@ -16,8 +16,10 @@ from gtl.nn.dit import gather_positions
 from gtl.process import Mixing
 from gtl.ratio.base import Ratio
 
-__all__ = ["GAMMAS", "choose_gamma", "corruptions", "nll_by_gamma", "noisy_nelbo"]
+__all__ = ["GAMMAS", "choose_gamma", "corruptions", "nll_by_gamma", "noisy_nelbo", "places_that_fit"]
 
+CELLS = 2**28
+"""Log-probabilities that are held at once, in each of a handful of tensors."""
 GAMMAS = (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 
 
@@ -35,7 +37,8 @@ def nll_by_gamma(
 ) -> Tensor:
     """The NELBO per token of x (N, L) under each gamma, in nats, over at least `rows` corrupted sequences: (G,).
 
-    `one_place` looks at one random position of each of them instead of all, for ratios that are dear to evaluate.
+    `one_place` looks at one random position of each of them instead of all, for ratios that are dear to evaluate; with
+    large vocabularies it is as many as fit.
     """
     process = denoiser.process
     count = check_n_ratio(n_ratio, process.vocabulary)
@@ -44,16 +47,20 @@ def nll_by_gamma(
     total = torch.zeros(len(gammas), dtype=torch.float64)
     seen = 0
     for part, z, time in corruptions(denoiser, x, rows, batch, generator):
-        place = process.some_place(z, generator) if one_place else None
-        if place is None:
+        asked = 1 if one_place else places_that_fit(len(z), z.shape[1], process.num_ids)
+        if asked is None:
+            places = None
             positions = torch.arange(x.shape[1], device=x.device).expand_as(z)
             source = denoiser(z, time)
             if process.mask_id is not None:
                 positions = positions.masked_fill(z != process.mask_id, -1)
         else:
-            positions = place.unsqueeze(1)
+            places = positions = process.some_places(z, asked, generator)
             source = denoiser(z, time, positions)
         if isinstance(process, Mixing) and ratio.space == "noisy":
+            if asked is not None and asked > 1:
+                raise ValueError("noisy ratios under mixing noise are judged at one place: pass one_place=True")
+            place = None if places is None else places.squeeze(1)
             total += noisy_nelbo(process, ratio, part, z, time, source, positions, place, gammas).cpu()
         else:
             if count == process.vocabulary:
@@ -64,10 +71,18 @@ def nll_by_gamma(
             values = []
             for gamma in gammas:
                 log_q = guide(source.log_probs, log_r, gamma, candidates, keep_tail=True)
-                values.append(process.nelbo(part, z, time, log_q, denoiser.timeless, place).sum())
+                if places is None:
+                    values.append(process.nelbo(part, z, time, log_q, denoiser.timeless).sum())
+                else:
+                    values.append(process.nelbo_at(part, z, time, log_q, denoiser.timeless, places).sum())
             total += torch.stack(values).cpu()
         seen += part.numel()
     return total / seen
+
+
+def places_that_fit(rows: int, length: int, num_ids: int) -> int | None:
+    """How many positions of each row to look at, so that their log-probabilities fit into memory; None for all."""
+    return None if rows * length * num_ids <= CELLS else min(length, max(1, CELLS // (rows * num_ids)))
 
 
 def noisy_nelbo(

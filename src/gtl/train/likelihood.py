@@ -7,7 +7,8 @@ optimum is the conditional ratio q(x_l = v | z) / p(x_l = v | z). It needs no so
 with the weight of c among n sequences.
 
 For sequence ratios, whose candidates cost a network evaluation each, one random position of a sequence stands for all;
-they may take the logistic loss on top, which does need source data.
+they may take the logistic loss on top, which does need source data. With large vocabularies as many positions as fit
+into memory stand for all.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from torch import Tensor
 from gtl.denoiser import Denoiser
 from gtl.guidance import Guided
 from gtl.ratio.base import Ratio, SequenceRatio
-from gtl.ratio.gamma import GAMMAS, nll_by_gamma
+from gtl.ratio.gamma import GAMMAS, nll_by_gamma, places_that_fit
 from gtl.train.classifier import logistic
 from gtl.train.objective import Objective
 
@@ -71,9 +72,13 @@ class LikelihoodObjective(Objective):
         process, x = self.guided.process, batch["target"]
         t = process.times(len(x), x.device, generator)
         z = process.corrupt(x, t, generator)
-        place = process.some_place(z, generator) if self.one_place else None
-        made = forward(z, t, None if place is None else place.unsqueeze(1))
-        loss = process.nelbo(x, z, t, made.log_probs, self.guided.timeless, place).mean() / x.shape[1]
+        count = 1 if self.one_place else places_that_fit(len(x), x.shape[1], process.num_ids)
+        places = None if count is None else process.some_places(z, count, generator)
+        made = forward(z, t, places)
+        if places is None:
+            loss = process.nelbo(x, z, t, made.log_probs, self.guided.timeless).mean() / x.shape[1]
+        else:
+            loss = process.nelbo_at(x, z, t, made.log_probs, self.guided.timeless, places).mean() / x.shape[1]
         if self.pseudo:
             loss = loss + self.pseudo / len(self.train["target"]) * divergence(made.source, made.log_probs)
         if "source" in batch:
