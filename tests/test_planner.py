@@ -10,7 +10,9 @@ from gtl.evaluate.planner import planner_levels
 from gtl.nn.dit import DiT
 from gtl.planner import Planner, confidence, left_to_right, next_positions, planned, random_order
 from gtl.process import Masked, Uniform
+from gtl.ratio import LocalRatio, NetworkRatio
 from gtl.sample import OnePosition, PlannerSampler
+from gtl.speed import speed_up
 from gtl.train.checkpoint import load_denoiser, load_planner, load_ratio, save_model
 from gtl.train.loop import FitSettings, fit
 from gtl.train.planner import PlannerObjective, first_choice_is_right
@@ -233,3 +235,33 @@ def test_a_checkpoint(tmp_path):
     save_model(tmp_path / "other", network_denoiser(Masked(6)))
     with pytest.raises(ValueError, match="holds no planner"):
         load_planner(tmp_path / "other")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("guided", ["no", "local", "sequence"])
+def test_no_step_waits_for_the_device(guided):
+    process = Masked(6)
+    denoiser = network_denoiser(process).cuda()
+    ratio = None
+    if guided == "local":
+        ratio = LocalRatio.build(denoiser, width=16, depth=1, heads=2).eval().cuda()
+    elif guided == "sequence":
+        ratio = NetworkRatio.build(process, width=16, depth=1, heads=2).eval().cuda()
+    for model in (denoiser, ratio):
+        if model is not None:
+            speed_up(model, "bf16", compile=False)
+    made = planner(process).cuda()
+    sampler = PlannerSampler(denoiser, ratio, n_ratio=3, order=planned(made, 1.0))
+    generator = torch.Generator("cuda").manual_seed(0)
+    z = torch.full((4, 9), process.mask_id, device="cuda")
+    sampler.begin()
+    with torch.no_grad():
+        sampler.step(z, 1.0, 0.9, generator)  # kernels are compiled, weights packed
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(3):
+                z = sampler.step(z, 1.0, 0.9, generator)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert int((z != process.mask_id).sum()) == 12

@@ -40,8 +40,9 @@ def adapt(
         out: folder for the checkpoint; by default a new one under runs/.
         source: sequences of the source domain, for the methods that need them (gtl-both, gtl-direct, gtl-paper and
             those with -iw).
-        method: gtl-local, gtl-knn and gtl-stack (both and fine-tuning, added up) need no source data; finetuned and
-            vanilla are the baselines. gtl-local-iw, finetuned-iw, ... borrow source sequences that look like target.
+        method: gtl-local, gtl-knn and gtl-stack (both and fine-tuning, added up) need no source data; finetuned,
+            lora and vanilla are the baselines. gtl-local-iw, finetuned-iw, ... borrow source sequences that look like
+            target.
         held_out: share of the target that is held out at a time; where that is under 50 sequences, folds take turns.
         seed: of folds, weights and batches.
         training: sizes and budgets.

@@ -19,6 +19,7 @@ TITLES = {
     "source": "source model, unguided",
     "vanilla": "vanilla (target only)",
     "finetuned": "fine-tuned",
+    "lora": "LoRA",
     "gtl-local": "GTL, local ratio",
     "gtl-local-iw": "GTL, local ratio, importance-weighted",
     "gtl-knn": "GTL, nearest neighbours",
