@@ -13,11 +13,13 @@ from torch import Tensor
 from gtl.denoiser import Denoiser, Prediction
 from gtl.guidance import check_gamma, check_n_ratio, guide, top_candidates
 from gtl.nn.dit import gather_positions
-from gtl.process import Mixing
+from gtl.process import Masked, Mixing, Process
 from gtl.ratio.base import Ratio
 
 __all__ = ["GAMMAS", "choose_gamma", "corruptions", "nll_by_gamma", "noisy_nelbo", "places_that_fit"]
 
+SCRATCH = 2**22
+"""Log-probabilities in a scratch tensor that should stay near the processor."""
 CELLS = 2**28
 """Log-probabilities that are held at once, in each of a handful of tensors."""
 GAMMAS = (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
@@ -68,16 +70,62 @@ def nll_by_gamma(
             else:
                 candidates = top_candidates(source.log_probs, count, process.mask_id)
                 log_r = ratio.log_ratio(z, positions, candidates, time, source)
-            values = []
-            for gamma in gammas:
-                log_q = guide(source.log_probs, log_r, gamma, candidates, keep_tail=True)
-                if places is None:
-                    values.append(process.nelbo(part, z, time, log_q, denoiser.timeless).sum())
-                else:
-                    values.append(process.nelbo_at(part, z, time, log_q, denoiser.timeless, places).sum())
-            total += torch.stack(values).cpu()
+            if isinstance(process, Masked) and candidates is None:
+                surprise = surprise_by_gamma(part, z, positions, source.log_probs, log_r, gammas)
+                if places is not None:
+                    surprise = surprise / places.shape[1] * (z == process.mask_id).sum(-1)
+                total += torch.stack([process.weigh(one, z, time, denoiser.timeless).sum() for one in surprise]).cpu()
+            else:
+                total += by_law(process, part, z, time, source, log_r, candidates, places, gammas, denoiser.timeless)
         seen += part.numel()
     return total / seen
+
+
+def by_law(
+    process: Process,
+    x: Tensor,
+    z: Tensor,
+    t: Tensor,
+    source: Prediction,
+    log_r: Tensor,
+    candidates: Tensor | None,
+    places: Tensor | None,
+    gammas: Sequence[float],
+    timeless: bool,
+) -> Tensor:
+    """The NELBO of x (B, L), summed, at each gamma, from the whole guided law: (G,)."""
+    values = []
+    for gamma in gammas:
+        log_q = guide(source.log_probs, log_r, gamma, candidates, keep_tail=True)
+        if places is None:
+            values.append(process.nelbo(x, z, t, log_q, timeless).sum())
+        else:
+            values.append(process.nelbo_at(x, z, t, log_q, timeless, places).sum())
+    return torch.stack(values).cpu()
+
+
+def surprise_by_gamma(
+    x: Tensor, z: Tensor, positions: Tensor, log_p: Tensor, log_r: Tensor, gammas: Sequence[float]
+) -> Tensor:
+    """-log q_gamma(x_l | z), summed over the positions (B, P) of each row that are not -1: (G, B), float64.
+
+    Of the guided law only its normaliser is needed, a few positions at a time so that nothing large is written.
+    """
+    row, column = (positions >= 0).nonzero(as_tuple=True)
+    truth = x[row, positions[row, column]]
+    parts = []
+    for index in torch.arange(len(row), device=x.device).split(max(1, SCRATCH // log_p.shape[-1])):
+        p, r, v = log_p[row[index], column[index]], log_r[row[index], column[index]], truth[index].unsqueeze(-1)
+        r = r.to(p.dtype).masked_fill(p == -torch.inf, 0.0)
+        own = p.gather(-1, v).squeeze(-1)
+        found = []
+        for gamma in gammas:
+            q = torch.add(p, r, alpha=gamma) if gamma else p  # 0 * inf would be nan
+            norm = q.logsumexp(-1)
+            found.append(torch.where(norm == -torch.inf, own, q.gather(-1, v).squeeze(-1) - norm))
+        parts.append(torch.stack(found))
+    values = torch.cat(parts, 1) if parts else log_p.new_zeros(len(gammas), 0)
+    return torch.zeros(len(gammas), len(z), dtype=torch.float64, device=z.device).index_add(1, row, -values.double())
 
 
 def places_that_fit(rows: int, length: int, num_ids: int) -> int | None:
