@@ -11,18 +11,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtl.memory import by_chunks
 from gtl.nn.dit import DiT, gather_positions
-from gtl.process import Mixing, Process, stratified
+from gtl.process import Masked, Mixing, Process, stratified
 
 __all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "masked_nll", "nelbo", "nll"]
 
 MOST_CELLS = 2**27
 """Log-probabilities that a likelihood holds at once."""
-HEAD_TOKENS = 8192
-"""Positions whose logits are held at once where no gradient is needed."""
 
 
 class Prediction(NamedTuple):
@@ -104,11 +103,31 @@ class NetworkDenoiser(Denoiser):
         """Under masked noise the head runs at masked positions alone, so many at a time."""
         if self.process.mask_id is None:
             return super().best(z, t)
-        hidden = self.network.trunk(z, t).flatten(0, 1)
-        where = z.flatten().eq(self.process.mask_id).nonzero().squeeze(-1)
-        parts = [self.logits(hidden[part]).argmax(-1) for part in where.split(HEAD_TOKENS)]
+        hidden, where = self.masked_states(z, t)
+        parts = [self.logits(hidden[part]).argmax(-1) for part in where.split(self.at_once(z))]
         found = torch.cat(parts) if parts else where
         return z.flatten().index_copy(0, where, found).view_as(z)
+
+    def surprise(self, x: Tensor, z: Tensor, t: Tensor | None = None) -> Tensor:
+        """-log p(x_l | z) summed over the masked positions of each row, the head run there alone: (B, L) twice ->
+        (B,)."""
+        hidden, where = self.masked_states(z, t)
+        size = max(1, len(where)) if torch.is_grad_enabled() else self.at_once(z)
+        parts = [
+            F.cross_entropy(self.logits(hidden[part]), x.flatten()[part], reduction="none")
+            for part in where.split(size)
+        ]
+        values = torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
+        return values.new_zeros(len(x)).index_add(0, where.div(x.shape[1], rounding_mode="floor"), values)
+
+    def masked_states(self, z: Tensor, t: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Hidden states (B L, width), and the places of the masked ones among them (M,)."""
+        where = z.flatten().eq(self.process.mask_id).nonzero().squeeze(-1)  # type: ignore[arg-type]
+        return self.network.trunk(z, t).flatten(0, 1), where
+
+    def at_once(self, z: Tensor) -> int:
+        """Positions whose logits are held at once where no gradient is needed."""
+        return 8192 if z.is_cuda else max(1, 2**22 // self.process.num_ids)
 
     def outputs(
         self, z: Tensor, t: Tensor | None, positions: Tensor | None
@@ -142,6 +161,8 @@ def nelbo(
     process = denoiser.process
     t = process.times(len(x), x.device, generator)
     z = process.corrupt(x, t, generator)
+    if forward is None and isinstance(process, Masked) and type(denoiser) is NetworkDenoiser:
+        return process.weigh(denoiser.surprise(x, z, t), z, t, denoiser.timeless)
     return process.nelbo(x, z, t, (denoiser if forward is None else forward)(z, t).log_probs, denoiser.timeless)
 
 

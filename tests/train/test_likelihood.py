@@ -14,7 +14,7 @@ from gtl.guidance import Guided
 from gtl.nn.dit import DiT, gather_positions
 from gtl.process import Masked, Process, Uniform
 from gtl.ratio import SequenceRatio
-from gtl.ratio.gamma import GAMMAS, nll_by_gamma
+from gtl.ratio.gamma import CELLS, GAMMAS, nll_by_gamma
 from gtl.ratio.local import LocalRatio
 from gtl.schedule import Cosine
 from gtl.train.classifier import ClassifierObjective
@@ -388,7 +388,7 @@ def test_a_large_vocabulary_is_fitted_and_judged_at_some_places(monkeypatch: pyt
 
     whole, judged = means(40)
     assert set(seen) == {9}
-    monkeypatch.setattr("gtl.ratio.gamma.CELLS", 2 * 64 * 6)
+    monkeypatch.setitem(CELLS, "cpu", 2 * 64 * 6)
     some, fewer = means(120)
     assert set(seen[40:]) == {2}
     for full, part in ((whole, some), (judged[:, 1].float(), fewer[:, 1].float())):

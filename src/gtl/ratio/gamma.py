@@ -20,8 +20,8 @@ __all__ = ["GAMMAS", "choose_gamma", "corruptions", "nll_by_gamma", "noisy_nelbo
 
 SCRATCH = 2**22
 """Log-probabilities in a scratch tensor that should stay near the processor."""
-CELLS = 2**28
-"""Log-probabilities that are held at once, in each of a handful of tensors."""
+CELLS = {"cpu": 2**24, "cuda": 2**28}
+"""Log-probabilities that are held at once, in each of a handful of tensors, by device."""
 GAMMAS = (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 
 
@@ -49,7 +49,7 @@ def nll_by_gamma(
     total = torch.zeros(len(gammas), dtype=torch.float64)
     seen = 0
     for part, z, time in corruptions(denoiser, x, rows, batch, generator):
-        asked = 1 if one_place else places_that_fit(len(z), z.shape[1], process.num_ids)
+        asked = 1 if one_place else places_that_fit(z, process.num_ids)
         if asked is None:
             places = None
             positions = torch.arange(x.shape[1], device=x.device).expand_as(z)
@@ -128,9 +128,11 @@ def surprise_by_gamma(
     return torch.zeros(len(gammas), len(z), dtype=torch.float64, device=z.device).index_add(1, row, -values.double())
 
 
-def places_that_fit(rows: int, length: int, num_ids: int) -> int | None:
-    """How many positions of each row to look at, so that their log-probabilities fit into memory; None for all."""
-    return None if rows * length * num_ids <= CELLS else min(length, max(1, CELLS // (rows * num_ids)))
+def places_that_fit(z: Tensor, num_ids: int) -> int | None:
+    """How many positions of each row of z (B, L) to look at, so that their log-probabilities fit; None for all."""
+    rows, length = z.shape
+    cells = CELLS.get(z.device.type, 2**28)
+    return None if rows * length * num_ids <= cells else min(length, max(1, cells // (rows * num_ids)))
 
 
 def noisy_nelbo(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtl.denoiser import HEAD_TOKENS, Denoiser, NetworkDenoiser, nelbo
+from gtl.denoiser import Denoiser, NetworkDenoiser, nelbo
 from gtl.process import Masked
 from gtl.score import ScoreDenoiser
 from gtl.train.objective import Objective
@@ -23,7 +23,7 @@ ALIGNED = 64
 
 
 class TrueTokens(nn.Module):
-    """Minus the sum of log p(x_l | z) over masked l, for a network under masked noise."""
+    """A network denoiser's `surprise` as a module of its own, which the loop can compile and spread."""
 
     def __init__(self, denoiser: NetworkDenoiser) -> None:
         super().__init__()
@@ -31,22 +31,17 @@ class TrueTokens(nn.Module):
 
     def forward(self, x: Tensor, z: Tensor, t: Tensor) -> Tensor:
         """Clean tokens x (B, L) and what noise made of them at times t (B,): (B,)."""
-        masked = z.flatten().eq(self.denoiser.process.mask_id)  # type: ignore[arg-type]
+        if not (torch.is_grad_enabled() and z.is_cuda):
+            return self.denoiser.surprise(x, z, t)
         hidden = self.denoiser.network.trunk(z, t).flatten(0, 1)
-        if torch.is_grad_enabled() and z.is_cuda:
-            where, counts = fixed_places(masked)
-            values = self.cross_entropy(hidden[where], x.flatten()[where]) * counts
-        else:
-            where = masked.nonzero().squeeze(-1)
-            size = max(1, len(where)) if torch.is_grad_enabled() else HEAD_TOKENS
-            parts = [self.cross_entropy(hidden[part], x.flatten()[part]) for part in where.split(size)]
-            values = torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
+        where, counts = fixed_places(z.flatten().eq(self.denoiser.process.mask_id))  # type: ignore[arg-type]
+        values = self.cross_entropy(hidden[where], x.flatten()[where]) * counts
         return values.new_zeros(len(x)).index_add(0, where.div(x.shape[1], rounding_mode="floor"), values)
 
     def cross_entropy(self, hidden: Tensor, x: Tensor) -> Tensor:
         """-log p of tokens x (M,) given normalised hidden states (M, width): (M,)."""
         head, pad = self.denoiser.network.head, -self.denoiser.process.num_ids % ALIGNED
-        if not hidden.is_cuda or type(head) is not nn.Linear:
+        if type(head) is not nn.Linear:
             return F.cross_entropy(self.denoiser.logits(hidden), x, reduction="none")
         weight, bias = F.pad(head.weight, (0, 0, 0, pad)), F.pad(head.bias, (0, pad))  # a GPU is slow on odd widths
         logits = F.linear(hidden, weight, bias).float() + F.pad(self.denoiser.ban, (0, pad), value=-torch.inf)

@@ -72,7 +72,7 @@ class LikelihoodObjective(Objective):
         process, x = self.guided.process, batch["target"]
         t = process.times(len(x), x.device, generator)
         z = process.corrupt(x, t, generator)
-        count = 1 if self.one_place else places_that_fit(len(x), x.shape[1], process.num_ids)
+        count = 1 if self.one_place else places_that_fit(z, process.num_ids)
         places = None if count is None else process.some_places(z, count, generator)
         made = forward(z, t, places)
         if places is None:
