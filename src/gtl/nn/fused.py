@@ -18,6 +18,7 @@ one product gives both halves of both (rotary positions turn the halves against 
 """
 
 import weakref
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -42,7 +43,7 @@ def fusible(dit: DiT, z: Tensor) -> bool:
     """Whether the kernels serve this network on these tokens."""
     return (
         z.is_cuda
-        and find_spec("triton") is not None
+        and available(z.device)
         and not torch.is_grad_enabled()
         and not dit.training
         and dit.time is None
@@ -52,6 +53,12 @@ def fusible(dit: DiT, z: Tensor) -> bool:
         and 4 * dit.width % HIDDEN_TILE == 0
         and dit.depth > 0
     )
+
+
+@cache
+def available(device: torch.device) -> bool:
+    """Whether Triton is there and the device multiplies bf16 matrices."""
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def fused_pool(dit: DiT, z: Tensor) -> Tensor:
