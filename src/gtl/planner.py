@@ -90,12 +90,7 @@ class Planner(nn.Module):
 
     def check(self, denoiser: Denoiser) -> None:
         """Refuses a denoiser over other ids."""
-        mine, its = self.process, denoiser.process
-        if (mine.num_ids, mine.mask_id) != (its.num_ids, its.mask_id):
-            raise ValueError(
-                f"the planner knows {mine.num_ids} ids (mask {mine.mask_id}), "
-                f"the denoiser {its.num_ids} (mask {its.mask_id})"
-            )
+        self.process.check_ids(denoiser.process, "planner")
 
     def config(self) -> dict[str, Any]:
         """What `from_config` needs."""

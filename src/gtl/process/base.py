@@ -151,6 +151,12 @@ class Process(ABC):
         t = t.double()
         return torch.where(t <= 0, torch.ones_like(t), self.schedule.alpha(t)).unsqueeze(-1)
 
+    def check_ids(self, denoisers: "Process", name: str) -> None:
+        """Refuses a denoiser's process whose ids are not those of this one, which belongs to a `name`."""
+        mine, its = (self.num_ids, self.mask_id), (denoisers.num_ids, denoisers.mask_id)
+        if mine != its:
+            raise ValueError(f"the {name} knows {mine[0]} ids (mask {mine[1]}), the denoiser {its[0]} (mask {its[1]})")
+
     def config(self) -> dict[str, Any]:
         """What `make_process` needs to build this process again."""
         return {"name": self.name, "num_ids": self.num_ids, "schedule": self.schedule.config()}

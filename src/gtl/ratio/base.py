@@ -74,12 +74,7 @@ class Ratio(nn.Module, ABC):
 
     def check(self, denoiser: Denoiser) -> None:
         """Refuses a denoiser that this ratio cannot guide."""
-        mine, its = self.process, denoiser.process
-        if (mine.num_ids, mine.mask_id) != (its.num_ids, its.mask_id):
-            raise ValueError(
-                f"the ratio knows {mine.num_ids} ids (mask {mine.mask_id}), "
-                f"the denoiser {its.num_ids} (mask {its.mask_id})"
-            )
+        self.process.check_ids(denoiser.process, "ratio")
 
     def config(self) -> dict[str, Any]:
         """What `from_config` needs, for ratios that a checkpoint can hold."""

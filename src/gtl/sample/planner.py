@@ -66,15 +66,3 @@ class OnePosition(PlannerSampler):
     Revealing a single position from q(x_l | z) draws exactly from q, because q(x) = prod_k q(x_{l_k} | x_{l_1}, ...,
     x_{l_{k-1}}) for any order.
     """
-
-    def __init__(
-        self,
-        denoiser: Denoiser,
-        ratio: Ratio | None = None,
-        *,
-        gamma: Gamma | None = None,
-        n_ratio: int | None = None,
-        order: Order = random_order,
-    ) -> None:
-        """As for `PlannerSampler`."""
-        super().__init__(denoiser, ratio, gamma=gamma, n_ratio=n_ratio, order=order)
