@@ -1,12 +1,13 @@
 """Orders, the planner, and planner sampling: exact whatever the order, every position once, prompts untouched."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gtl.denoiser import NetworkDenoiser
-from gtl.evaluate.planner import planner_levels
+from gtl.evaluate.planner import level, planner_levels
 from gtl.nn.dit import DiT
 from gtl.planner import Planner, confidence, left_to_right, next_positions, planned, random_order
 from gtl.process import Masked, Uniform
@@ -15,7 +16,7 @@ from gtl.sample import OnePosition, PlannerSampler
 from gtl.speed import speed_up
 from gtl.train.checkpoint import load_denoiser, load_planner, load_ratio, save_model
 from gtl.train.loop import FitSettings, fit
-from gtl.train.planner import PlannerObjective, first_choice_is_right
+from gtl.train.planner import PlannerObjective, corrupted, first_choice_is_right
 
 SAMPLES, LEAST_P_VALUE = 20_000, 1e-3
 
@@ -201,6 +202,34 @@ def test_it_learns_where_the_denoiser_is_right(make_pair):
     assert whole.accuracy >= max(whole.right, 1 - whole.right) - 0.02
     assert whole.calibration_error < 0.06
     assert parts[0].right > parts[-1].right  # less noise, more is known
+
+
+def test_the_loss_is_of_masked_positions(make_pair):
+    """By hand: the mean over masked positions of the logistic loss, revealed ones left out."""
+    pair = make_pair("table")
+    x = pair.x[:12]
+    made = planner(pair.process)
+    objective = PlannerObjective(pair.denoiser, made, x)
+    with torch.no_grad():
+        found = objective.loss(made, {"data": x}, seeded(8))
+        z, _ = corrupted(pair.process, x, seeded(8))
+        losses = []
+        for row in range(12):
+            for place in range(3):
+                if z[row, place] == pair.process.mask_id:
+                    right = pair.denoiser(z[row : row + 1]).log_probs[0, place].argmax() == x[row, place]
+                    s = made(z[row : row + 1])[0, place]
+                    losses.append(torch.nn.functional.softplus(-s if right else s))
+    assert 0 < len(losses) < 36
+    torch.testing.assert_close(found, torch.stack(losses).mean())
+
+
+def test_a_level_by_hand():
+    """Chances .15, .15, .95, .95 of which one of each pair is right: gaps .35 and .45, so .4 in all."""
+    found = level(0.0, 0.1, np.array([0.15, 0.15, 0.95, 0.95]), np.array([1.0, 0.0, 1.0, 0.0]))
+    assert found.calibration_error == pytest.approx(0.4)
+    assert (found.accuracy, found.right, found.places) == (0.5, 0.5, 4)
+    assert found.predicted == pytest.approx(0.55)
 
 
 def test_what_does_not_fit_is_refused(make_pair):

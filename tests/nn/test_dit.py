@@ -208,3 +208,22 @@ def test_pooled_networks_that_are_refused():
         PooledDiT(network())
     with pytest.raises(ValueError, match="pooling='max'"):
         PooledDiT(network(outputs=1), "max")  # type: ignore[arg-type]
+
+
+def test_gates_scale_weights_in_training_and_outputs_otherwise():
+    """The same function either way, biases and gradients of the gates included."""
+    torch.manual_seed(0)
+    dit = DiT(7, 7, 16, 2, 2)
+    for name, weight in dit.named_parameters():
+        if "constant" in name or name.endswith("bias"):
+            torch.nn.init.normal_(weight, std=0.5)
+    torch.nn.init.normal_(dit.head.weight)
+    z = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for mode in (True, False):
+        dit.train(mode).zero_grad()
+        out = dit(z)
+        out.square().sum().backward()
+        gradients.append([out.detach(), *(p.grad.clone() for p in dit.parameters())])
+    for folded, plain in zip(*gradients, strict=True):
+        torch.testing.assert_close(folded, plain, rtol=1e-4, atol=1e-3)
