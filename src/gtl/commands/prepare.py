@@ -98,7 +98,7 @@ def prepare(
         "skip_bad": skip_bad,
     }  # fmt: skip
     if is_done(target, config):
-        print(f"{target}: already prepared, with the same input and settings")
+        print(f"{out}: already prepared, with the same input and settings")
         return
     task = Task(
         str(unfinished(target) / "tokenizer.json"), fields, tuple(rules), exclusive, id, validation, seed,
@@ -126,7 +126,7 @@ def prepare(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    report(target, made, seconds)
+    report(Path(out), made, seconds)
 
 
 def unfinished(target: Path) -> Path:
