@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,7 +72,20 @@ def test_several_positions_a_step_are_drawn_on_their_own(make_pair, chi_square):
     assert chi_square(samples, pair.q_x, pair.process.mask_id) < LEAST_P_VALUE
 
 
-def test_a_sampled_order_follows_the_softmax(chi_square):
+def test_random_order_is_uniform_over_the_masks():
+    masked = torch.tensor([[False, True, True, False, True]]).expand(30_000, -1)
+    positions = next_positions(random_order, torch.zeros(masked.shape), masked, 1, seeded())
+    counts = torch.bincount(positions.flatten(), minlength=5)
+    assert counts[0] == counts[3] == 0
+    assert scipy.stats.chisquare(counts[[1, 2, 4]].numpy()).pvalue > LEAST_P_VALUE
+
+
+def test_left_to_right_takes_the_first_mask():
+    masked = torch.tensor([[False, True, True], [True, False, True], [False, False, True]])
+    assert next_positions(left_to_right, torch.zeros(3, 3), masked, 1, None).tolist() == [[1], [0], [2]]
+
+
+def test_a_sampled_order_follows_the_softmax():
     """The first position is l with chance softmax(logit / T)."""
     process = Masked(4)
     made = planner(process)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import pytest
-import scipy.stats
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from gtl.exact import (
     one_position_law,
 )
 from gtl.guidance import Guided
-from gtl.planner import left_to_right, next_positions, random_order
+from gtl.planner import left_to_right, random_order
 from gtl.process import Masked
 from gtl.sample import Ancestral, OnePosition, Sampler
 from gtl.schedule import Cosine, Geometric
@@ -80,19 +79,6 @@ def test_left_to_right_at_gamma_two(make_pair, chi_square):
     samples = sampler((SAMPLES, 3), generator=seeded())
     assert chi_square(samples, law, 3) > LEAST_P_VALUE
     assert chi_square(samples, one_position_law(guided, 3), 3) < LEAST_P_VALUE
-
-
-def test_random_order_is_uniform_over_the_masks():
-    masked = torch.tensor([[False, True, True, False, True]]).expand(30_000, -1)
-    positions = next_positions(random_order, torch.zeros(masked.shape), masked, 1, seeded())
-    counts = torch.bincount(positions.flatten(), minlength=5)
-    assert counts[0] == counts[3] == 0
-    assert scipy.stats.chisquare(counts[[1, 2, 4]].numpy()).pvalue > LEAST_P_VALUE
-
-
-def test_left_to_right_takes_the_first_mask():
-    masked = torch.tensor([[False, True, True], [True, False, True], [False, False, True]])
-    assert next_positions(left_to_right, torch.zeros(3, 3), masked, 1, None).tolist() == [[1], [0], [2]]
 
 
 # the law of ancestral steps

@@ -1,27 +1,18 @@
-"""The training loop: exact resume, early stopping, schedule, averaging, and what it refuses."""
+"""The training loop: early stopping, schedule, averaging, and what it refuses."""
 
 import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from small_fits import SETTINGS, Number, Pull, denoiser, same
+from torch import Tensor
 
-from gtl.denoiser import NetworkDenoiser
-from gtl.nn.dit import DiT
-from gtl.process import Masked
-from gtl.train.denoiser import DenoiserObjective
-from gtl.train.loop import Fit, FitSettings, State, fit, rows_of_step
-from gtl.train.objective import Objective
-
-SETTINGS = FitSettings(
-    steps=12, batch_size=4, learning_rate=0.02, evaluate_every=2, save_every=1000, patience=0, ema=0.9, seed=3
-)
+from gtl.train.loop import FitSettings, State, fit, rows_of_step
 
 
 @pytest.fixture(autouse=True)
@@ -33,176 +24,11 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-class Number(nn.Module):
-    """One weight, given back for every row."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([start]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w.expand(len(x))
-
-
-class Pull(Objective):
-    """Pulls the number to the tokens: (w - x)^2. Held-out tokens may pull elsewhere."""
-
-    def __init__(self, train: int, held_out: int | None = None) -> None:
-        rows = {"data": torch.full((7, 1), train)}
-        super().__init__(rows, None if held_out is None else {"data": torch.full((3, 1), held_out)})
-
-    def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
-        return (forward(batch["data"]) - batch["data"][:, 0]).square().mean()
-
-
 class Slope(Pull):
     """A constant gradient of 1, under which AdamW moves by the learning rate in every step."""
 
     def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         return forward(batch["data"]).mean()
-
-
-def denoiser(dropout: float = 0.2) -> tuple[NetworkDenoiser, DenoiserObjective]:
-    """A small network with dropout and 11 sequences, the same ones every time."""
-    torch.manual_seed(0)
-    model = NetworkDenoiser(Masked(4), DiT(4, 4, width=8, depth=1, heads=2, dropout=dropout))
-    x = torch.randint(3, (11, 5), generator=torch.Generator().manual_seed(1))
-    return model, DenoiserObjective(model, x[:7], x[7:])
-
-
-def interrupt(at: int, error: type[BaseException] = KeyboardInterrupt) -> Callable[[int], None]:
-    def on_step(step: int) -> None:
-        if step == at:
-            raise error
-
-    return on_step
-
-
-def same(a: nn.Module, b: nn.Module) -> bool:
-    """Whether all weights are equal bit for bit."""
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
-
-
-def outcome(result: Fit) -> tuple[Any, ...]:
-    return result.steps, result.best_step, result.held_out, result.weights
-
-
-@pytest.mark.parametrize(("patience", "at"), [(0, 1), (0, 5), (0, 6), (0, 12), (2, 1), (2, 4), (2, 5)])
-def test_resume_is_exact(tmp_path: Path, patience: int, at: int):
-    """Interrupted and taken up again, with dropout and early stopping: bit for bit the run that was not."""
-    settings = replace(SETTINGS, patience=patience, learning_rate=0.3 if patience else 0.02)
-    whole, goal = denoiser()
-    logged: list[dict[str, Any]] = []
-    expected = fit(whole, goal, settings, log=logged.append)
-
-    stopped, goal = denoiser()
-    again: list[dict[str, Any]] = []
-    with pytest.raises(KeyboardInterrupt):
-        fit(stopped, goal, settings, tmp_path, interrupt(at), again.append)
-    resumed, goal = denoiser()
-    with torch.no_grad():
-        for p in resumed.parameters():
-            p.fill_(7.0)  # nothing of the start may survive
-    torch.manual_seed(999)
-    result = fit(resumed, goal, settings, tmp_path, log=again.append)
-    assert outcome(result) == outcome(expected)
-    assert same(resumed, whole)
-    assert again == logged
-
-
-def test_early_stopping_is_on_in_the_test_above():
-    model, goal = denoiser()
-    result = fit(model, goal, replace(SETTINGS, patience=2, learning_rate=0.3))
-    assert result.steps < SETTINGS.steps
-
-
-def test_resume_from_a_periodic_state(tmp_path: Path):
-    """After a crash that saved nothing more, the last periodic state gives the same end."""
-    whole, goal = denoiser()
-    expected = fit(whole, goal, SETTINGS)
-    settings = replace(SETTINGS, save_every=4)
-    crashed, goal = denoiser()
-    with pytest.raises(MemoryError):
-        fit(crashed, goal, settings, tmp_path, interrupt(7, MemoryError))
-    seen: list[int] = []
-    resumed, goal = denoiser()
-    result = fit(resumed, goal, settings, tmp_path, seen.append)
-    assert seen[0] == 5
-    assert outcome(result) == outcome(expected)
-    assert same(resumed, whole)
-
-
-def test_resume_after_an_interruption_during_evaluation(tmp_path: Path):
-    """The averaged weights are in the model just then; they must not be saved as the weights."""
-    whole, goal = denoiser()
-    expected = fit(whole, goal, SETTINGS)
-
-    stopped, goal = denoiser()
-    loss, evaluations = goal.loss, 0
-
-    def interrupted(forward: Any, batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
-        nonlocal evaluations
-        if not torch.is_grad_enabled():
-            evaluations += 1
-            if evaluations == 3:
-                raise KeyboardInterrupt
-        return loss(forward, batch, generator)
-
-    goal.loss = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        fit(stopped, goal, SETTINGS, tmp_path)
-    resumed, goal = denoiser()
-    result = fit(resumed, goal, SETTINGS, tmp_path)
-    assert outcome(result) == outcome(expected)
-    assert same(resumed, whole)
-
-
-def test_resume_after_an_interruption_within_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Between the optimizer's step and the average's: a state of half a step must not be gone on from."""
-    settings = replace(SETTINGS, save_every=4)
-    whole, goal = denoiser()
-    expected = fit(whole, goal, settings)
-    follow = State.follow
-
-    def interrupted(state: State, decay: float) -> None:
-        if state.step == 7:
-            raise KeyboardInterrupt
-        follow(state, decay)
-
-    stopped, goal = denoiser()
-    with monkeypatch.context() as patch:
-        patch.setattr(State, "follow", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            fit(stopped, goal, settings, tmp_path)
-    resumed, goal = denoiser()
-    assert outcome(fit(resumed, goal, settings, tmp_path)) == outcome(expected)
-    assert same(resumed, whole)
-
-
-@pytest.mark.parametrize("at", [2, 3, 4])
-def test_the_stale_counter_survives_a_resume(tmp_path: Path, at: int):
-    """The held-out loss only gets worse, so training stops `patience` evaluations after the first."""
-    settings = replace(SETTINGS, steps=50, evaluate_every=1, patience=4)
-    whole = Number()
-    expected = fit(whole, Pull(5, held_out=-5), settings)
-    assert (expected.steps, expected.best_step) == (5, 1)
-    with pytest.raises(KeyboardInterrupt):
-        fit(Number(), Pull(5, held_out=-5), settings, tmp_path, interrupt(at))
-    resumed = Number()
-    assert outcome(fit(resumed, Pull(5, held_out=-5), settings, tmp_path)) == outcome(expected)
-    assert same(resumed, whole)
-
-
-def test_a_second_interruption_loses_nothing(tmp_path: Path):
-    whole, goal = denoiser()
-    fit(whole, goal, SETTINGS)
-    for at in (3, 4, 9):
-        model, goal = denoiser()
-        with pytest.raises(KeyboardInterrupt):
-            fit(model, goal, SETTINGS, tmp_path, interrupt(at))
-    model, goal = denoiser()
-    fit(model, goal, SETTINGS, tmp_path)
-    assert same(model, whole)
 
 
 def test_seeds():
@@ -332,33 +158,6 @@ def test_rows_depend_on_seed_and_epoch():
 def test_a_batch_larger_than_the_data():
     model, goal = denoiser()
     assert fit(model, goal, replace(SETTINGS, batch_size=64, steps=2)).steps == 2
-
-
-@pytest.mark.parametrize("change", [{"learning_rate": 0.03}, {"seed": 4}, {"steps": 13}, {"batch_size": 5}])
-def test_a_state_of_other_settings_is_refused(tmp_path: Path, change: dict[str, Any]):
-    model, goal = denoiser()
-    with pytest.raises(KeyboardInterrupt):
-        fit(model, goal, SETTINGS, tmp_path, interrupt(3))
-    before = (tmp_path / "state.safetensors").read_bytes()
-    with pytest.raises(ValueError, match=r"state\.safetensors.*other settings"):
-        fit(model, goal, replace(SETTINGS, **change), tmp_path)
-    assert (tmp_path / "state.safetensors").read_bytes() == before
-
-
-def test_a_state_of_another_network_is_refused(tmp_path: Path):
-    model, goal = denoiser()
-    with pytest.raises(KeyboardInterrupt):
-        fit(model, goal, SETTINGS, tmp_path, interrupt(3))
-    with pytest.raises(ValueError, match=r"state\.safetensors"):
-        fit(Number(), Pull(1, 1), SETTINGS, tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"no safetensors file", b"\xff" * 64], ids=["empty", "text", "binary"])
-def test_a_broken_state_is_refused(tmp_path: Path, content: bytes):
-    (tmp_path / "state.safetensors").write_bytes(content)
-    model, goal = denoiser()
-    with pytest.raises(ValueError, match=r"state\.safetensors"):
-        fit(model, goal, SETTINGS, tmp_path)
 
 
 class Undefined(Pull):

@@ -63,9 +63,9 @@ def available(device: torch.device) -> bool:
 
 def fused_pool(dit: DiT, z: Tensor) -> Tensor:
     """The sum over positions of the scalar outputs: tokens z (N, L) -> (N,), float32."""
-    h = dit.embedding(z)
-    attend(dit, 0, h)
-    return after_attention(dit, h)
+    h, packed = dit.embedding(z), packed_weights(dit, z.shape[1])
+    attend(dit, packed, 0, h)
+    return after_attention(dit, packed, h)
 
 
 def shared_context(dit: DiT, z: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def fused_interventions(
         h, dit.embedding.weight, z, tokens, row, place, context, candidates, gate, out, part.start, each, length, width,
         **shape(dit, length), **ATTEND,
     )  # fmt: skip
-    return after_attention(dit, h)
+    return after_attention(dit, packed, h)
 
 
 def queries_keys_values(dit: DiT, z: Tensor, rotation: Tensor) -> Tensor:
@@ -119,28 +119,26 @@ def queries_keys_values(dit: DiT, z: Tensor, rotation: Tensor) -> Tensor:
     return F.pad(found, (0, 2 * power(size // 2) - size))
 
 
-def attend(dit: DiT, number: int, h: Tensor) -> None:
+def attend(dit: DiT, packed: dict[str, Any], number: int, h: Tensor) -> None:
     """A block's attention, on hidden states h (N, L, width) in place."""
     from gtl.nn import kernels
 
     count, length, width = h.shape
-    packed = packed_weights(dit, length)
     kernels.attend[(count,)](
         h, *packed["blocks"][number]["attend"], packed["cos"], packed["sin"], length, width,
         LOG2E * (width // dit.heads) ** -0.5, **shape(dit, length), **ATTEND,
     )  # fmt: skip
 
 
-def after_attention(dit: DiT, h: Tensor) -> Tensor:
+def after_attention(dit: DiT, packed: dict[str, Any], h: Tensor) -> Tensor:
     """All that follows the first block's attention: hidden states h (N, L, width), which are used up -> (N,)."""
     from gtl.nn import kernels
 
     count, length, width = h.shape
-    packed = packed_weights(dit, length)
     values = torch.empty(count, length, device=h.device)
     for number, block in enumerate(packed["blocks"]):
         if number:
-            attend(dit, number, h)
+            attend(dit, packed, number, h)
         kernels.transform[(-(-count * length // TILE),)](
             h, *block["transform"], count * length, width, *packed["head"], values,
             HIDDEN=4 * width, BM=TILE, C=HIDDEN_TILE, DP=power(width), FAST=h.is_cuda,
