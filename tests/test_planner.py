@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import LEAST_P_VALUE, SAMPLES, seeded
 from gtl.denoiser import NetworkDenoiser
 from gtl.evaluate.planner import level, planner_levels
 from gtl.nn.dit import DiT
@@ -18,12 +19,6 @@ from gtl.speed import speed_up
 from gtl.train.checkpoint import load_denoiser, load_planner, load_ratio, save_model
 from gtl.train.loop import FitSettings, fit
 from gtl.train.planner import PlannerObjective, corrupted, first_choice_is_right
-
-SAMPLES, LEAST_P_VALUE = 20_000, 1e-3
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def planner(process: Masked, constant: bool = False, seed: int = 0) -> Planner:

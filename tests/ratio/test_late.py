@@ -1,58 +1,22 @@
 """Late injection: many candidates at once have the values that each has on its own, for one pass of the trunk."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from late_ratios import CLOSE, IDS, LENGTH, NOISE, ROWS, denoiser, every_noise, make, question
 from torch import Tensor, nn
 
-from gtl.denoiser import NetworkDenoiser
 from gtl.exact import one_position_law
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
 from gtl.nn.late import LateDiT
-from gtl.process import D3PM, Masked, Process, Uniform
+from gtl.process import Masked, Uniform
 from gtl.ratio.late import LateRatio
 from gtl.sample import Ancestral, OnePosition
 from gtl.train.checkpoint import load_ratio, save_model
-
-LENGTH, IDS, ROWS = 5, 5, 6
-NOISE: dict[str, Callable[[], Process]] = {
-    "masked": lambda: Masked(IDS, 2),
-    "uniform": lambda: Uniform(IDS),
-    "absorbing": lambda: D3PM(IDS, "absorbing"),
-}
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-every_noise = pytest.mark.parametrize("noise", NOISE)
-
-
-def make(noise: str = "masked", timed: bool = False, blocks: int = 1, **changes: Any) -> LateRatio:
-    """A ratio in float64 all of whose weights are random: fresh heads and modulations are zero and hide mistakes."""
-    size = {"width": 8, "depth": 1, "heads": 2, "time_conditioned": timed, **changes}
-    ratio = LateRatio.build(NOISE[noise](), blocks, **size)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in ratio.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator) * 0.5)
-        ratio.network.dit.embedding.weight *= 4
-        ratio.network.dit.head.weight *= 0.3
-        ratio.network.head.weight *= 4
-    return ratio.double().eval().requires_grad_(False)
-
-
-def question(seed: int, places: int = 3, count: int = 4, padded: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """z, half of it the id 2, positions with padding where there are several, candidates of any id, and times."""
-    generator = torch.Generator().manual_seed(seed)
-    z = torch.randint(IDS, (ROWS, LENGTH), generator=generator)
-    z = z.masked_fill(torch.rand(z.shape, generator=generator) < 0.5, 2)
-    positions = torch.randint(-1 if places > 1 and padded else 0, LENGTH, (ROWS, places), generator=generator)
-    candidates = torch.randint(IDS, (ROWS, places, count), generator=generator)
-    return z, positions, candidates, torch.rand(ROWS, generator=generator)
-
 
 # A second implementation, for one candidate: an extra token of a sequence of L + 1, with an explicit attention mask.
 
@@ -229,111 +193,7 @@ def test_the_table_is_log_ratio_of_every_token():
         torch.testing.assert_close(table[..., tokens], values[..., tokens], rtol=1e-6, atol=1e-6)
 
 
-# what it costs
-
-
-class Watch:
-    """Counts what goes through the trunk, and the contexts whose keys are computed."""
-
-    def __init__(self, ratio: LateRatio, patch: pytest.MonkeyPatch) -> None:
-        self.sizes: list[tuple[int, int]] = []
-        self.keys = 0
-        trunk = ratio.network.dit.trunk
-
-        def watched(z: Tensor, *more: Any) -> Tensor:
-            self.sizes.append((z.shape[0], z.shape[1]))
-            return trunk(z, *more)
-
-        patch.setattr(ratio.network.dit, "trunk", watched)
-        ratio.network.keys_values.register_forward_hook(self._count)
-
-    def _count(self, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-        self.keys += len(output)
-
-
-@pytest.mark.parametrize("count", [1, 5, 40])
-def test_one_context_serves_all_masked_positions(monkeypatch, count):
-    """Rows without a masked position that is asked for are not encoded at all, whatever the number of candidates."""
-    ratio = make()
-    watch = Watch(ratio, monkeypatch)
-    z = torch.full((4, LENGTH), 2)
-    z[0, 1], z[3] = 3, 1
-    positions = torch.arange(LENGTH).expand(4, -1).masked_fill(z != 2, -1)
-    ratio.log_ratio(z, positions, torch.zeros(4, LENGTH, count, dtype=torch.long))
-    assert watch.sizes == [(3, LENGTH)]
-    assert watch.keys == 3
-
-
-@pytest.mark.parametrize("count", [1, 40])
-def test_a_revealed_position_has_a_context_of_its_own(monkeypatch, count):
-    ratio = make()
-    watch = Watch(ratio, monkeypatch)
-    z = torch.tensor([[2, 2, 0, 1, 2], [0, 1, 3, 4, 0]])
-    positions = torch.tensor([[0, 1, 2, 3, -1], [0, 1, 1, -1, -1]])
-    ratio.log_ratio(z, positions, torch.zeros(2, 5, count, dtype=torch.long))
-    assert watch.sizes == [((1 + 2) + 2, LENGTH)]
-    assert watch.keys == 5
-
-
-def test_without_masks_every_position_has_its_context(monkeypatch):
-    ratio = make("uniform")
-    watch = Watch(ratio, monkeypatch)
-    z, _, _, _ = question(8)
-    ratio.table(z, torch.arange(LENGTH).expand(ROWS, -1))
-    assert watch.sizes == [(ROWS * LENGTH, LENGTH)]
-
-
-@pytest.mark.parametrize("budget", [1, 12, 40])
-def test_contexts_and_queries_stay_within_the_budget(monkeypatch, budget):
-    """The contexts of a chunk, and the queries with the keys that they read; one of each is the least."""
-    ratio = make("uniform")
-    ratio.max_tokens = budget
-    watch = Watch(ratio, monkeypatch)
-    seen = []
-    ratio.network.blocks[0].register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[:2]))
-    z, positions, candidates, _ = question(9, 4, 3, padded=False)
-    ratio.log_ratio(z, positions, candidates)
-    assert all(rows * LENGTH <= max(budget, LENGTH) for rows, _ in watch.sizes)
-    assert all(sets * (LENGTH + count) <= max(budget, LENGTH + count) for sets, count in seen)
-    assert sum(rows for rows, _ in watch.sizes) == watch.keys <= ROWS * 4
-
-
-@pytest.mark.parametrize("n_ratio", [None, 1, 3])
-def test_sampling_runs_the_trunk_once_a_step(monkeypatch, generator, n_ratio):
-    ratio = make()
-    watch = Watch(ratio, monkeypatch)
-    OnePosition(denoiser(ratio.process), ratio, n_ratio=n_ratio)((3, LENGTH), generator=generator)
-    assert watch.sizes == [(3, LENGTH)] * LENGTH
-
-
-@every_noise
-def test_one_position_waits_for_nothing(noise):
-    """Nothing there depends on values before they are returned: it runs on tensors that have none."""
-    ratio = make(noise, timed=True).to("meta")
-    asked = [x.to("meta") for x in question(16, 1)]
-    assert ratio.log_ratio(*asked).shape == (ROWS, 1, 4)
-
-
-@every_noise
-def test_autocast(noise):
-    """bf16 products move the values by what bf16 can, and they come back in float32."""
-    ratio = make(noise, timed=True).float()
-    asked = question(17)
-    with torch.autocast("cpu", torch.bfloat16):
-        values = ratio.log_ratio(*asked)
-    assert values.dtype == torch.float32
-    exact = ratio.log_ratio(*asked)
-    assert 0 < float((values - exact).abs().mean()) < 0.1 * float(exact.std())
-
-
 # samplers
-
-
-def denoiser(process: Process, timed: bool = False) -> NetworkDenoiser:
-    torch.manual_seed(1)
-    model = NetworkDenoiser(process, DiT(IDS, IDS, width=8, depth=1, heads=2, time_conditioned=timed))
-    nn.init.normal_(model.network.head.weight, std=0.5)
-    return model.eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize(("gamma", "n_ratio"), [(1.0, None), (2.0, 3)])
