@@ -49,7 +49,8 @@ def guide(
         pruned candidates or disjoint supports) keeps the source's distribution over the candidates.
     """
     p = log_p if candidates is None else log_p.gather(-1, candidates)
-    gamma = torch.as_tensor(gamma, dtype=log_r.dtype, device=log_r.device)
+    if not isinstance(gamma, Tensor):
+        gamma = torch.full((), gamma, dtype=log_r.dtype, device=log_r.device)  # as_tensor would wait for the device
     q = torch.where((p == -torch.inf) | (gamma == 0), p, p + gamma * log_r)  # 0 * inf would be nan
     q = torch.where(q.amax(-1, keepdim=True) == -torch.inf, p, q).log_softmax(-1)
     if candidates is None:

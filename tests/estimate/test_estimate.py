@@ -81,6 +81,15 @@ def test_choose_looks_at_shared_steps_only():
     assert choose(curves) == (4, 0, 2.25)
 
 
+@pytest.mark.parametrize(("gains", "index"), [([1.0, 1.2, 0.9], 0), ([1.0, -0.9, 0.2], 1), ([0.5], 0)])
+def test_a_favourite_gives_way_only_to_evidence(gains, index):
+    """Ahead by more than a standard error over the folds; one fold has no error, so its best counts."""
+    curves = [{2: [1.0, 1.0 + gain], 4: [9.0, 9.0]} for gain in gains]
+    step, chosen, score = choose(curves, favourite=1)
+    assert (step, chosen) == (2, index)
+    assert score == pytest.approx(1.0 if index == 0 else 1.0 + sum(gains) / len(gains))
+
+
 def test_ties_go_to_the_earlier_step():
     assert choose([{8: [1.0, 2.0], 2: [3.0, 1.0], 4: [1.0, 1.0]}]) == (2, 1, 1.0)
 

@@ -43,7 +43,7 @@ def test_interventions(length: int, width: int, depth: int, heads: int, pooling:
     """What is shared with the context changes no value beyond bf16, for every place, and whatever the chunk."""
     model = network(width, depth, heads).cuda()
     model.pooling = pooling
-    ratio = NetworkRatio(Masked(50, 3), model, 0.1 if pooling == "mean" else 0.0)
+    ratio = NetworkRatio(Masked(50, 3), model)
     generator = torch.Generator("cuda").manual_seed(0)
     z = torch.randint(0, 50, (6, length), device="cuda", generator=generator)
     positions = torch.tensor([[0, 3, -1], [length - 1, 2, 1]], device="cuda").repeat(3, 1)

@@ -10,6 +10,7 @@ With `folds: 0` nothing is trained twice: one split, the best weights kept, gamm
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -78,6 +79,10 @@ class Trained:
         elif self.ratio is not None:
             self.ratio.gamma = GAMMAS[index]
 
+    def favourite(self) -> int | None:
+        """The index of gamma = 1, where the settings are gammas."""
+        return None if self.ratio is None or isinstance(self.ratio, KNNRatio) else GAMMAS.index(1.0)
+
     def model(self) -> Denoiser:
         """The target model."""
         return self.denoiser if self.ratio is None else Guided(self.denoiser, self.ratio)
@@ -100,18 +105,26 @@ class Adapted:
     """Source rows that joined the target's in the final fit, where that was asked for."""
 
 
-def choose(curves: list[dict[int, list[float]]]) -> tuple[int, int, float]:
+def choose(curves: list[dict[int, list[float]]], favourite: int | None = None) -> tuple[int, int, float]:
     """The step, the index of gamma and their score, where the mean of the curves is lowest.
 
-    Only steps that every fold has seen count: a fold that stopped early says nothing of what comes after.
+    Only steps that every fold has seen count: a fold that stopped early says nothing of what comes after. A `favourite`
+    index (gamma = 1, where mathematics puts the target) gives way only to one that is ahead by more than a standard
+    error over the folds: few held-out rows like a gamma below 1 for what it hedges, and samples pay for it.
     """
     shared = set.intersection(*(set(curve) for curve in curves))
     mean = {
         step: [sum(values) / len(values) for values in zip(*(c[step] for c in curves), strict=True)] for step in shared
     }
-    return min(
+    ranked = sorted(
         ((step, i, v) for step, values in mean.items() for i, v in enumerate(values)), key=lambda x: (x[2], x[0])
     )
+    best = ranked[0]
+    if favourite is None or len(curves) < 2:
+        return best
+    liked = next(one for one in ranked if one[1] == favourite)
+    gains = [curve[liked[0]][favourite] - curve[best[0]][best[1]] for curve in curves]
+    return best if fmean(gains) > stdev(gains) / len(gains) ** 0.5 else liked
 
 
 @dataclass
@@ -170,7 +183,7 @@ class Problem:
             where = f"{name}, fold {index + 1} of {len(parts)}"
             start = None if starts is None else starts[index]
             tried.append(recipe(self, Part(rows, held_out, steps, name=where, start=start)))
-        step, index, score = choose([trained.fits[-1].curve for trained in tried])
+        step, index, score = choose([trained.fits[-1].curve for trained in tried], tried[0].favourite())
         for trained in tried:
             trained.settle(index)
         return Attempt(tried, steps, step, index, score)
