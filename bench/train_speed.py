@@ -28,7 +28,7 @@ def measure(arguments: argparse.Namespace, length: int, rows: int, device: torch
     torch.manual_seed(0)
     vocabulary, width, depth = arguments.vocabulary, arguments.width, arguments.depth
     process = Masked(vocabulary, 103)
-    denoiser = NetworkDenoiser(process, DiT(vocabulary, vocabulary, width, depth, arguments.heads))
+    denoiser = NetworkDenoiser(process, DiT(vocabulary, vocabulary, width, depth, arguments.heads, tied=arguments.tied))
     data = torch.randint(104, vocabulary, (20 * rows, length))
     times: list[float] = []
 
@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=989, help="dense bf16 TFLOP/s of the device")
     for name, size in (("vocabulary", 30522), ("width", 512), ("depth", 9), ("heads", 8)):
         parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--tied", action="store_true", help="a head with the weights of the embedding")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     where, command = device_name(device), f"python bench/{command_line()}"

@@ -34,8 +34,9 @@ ADAPTERS = 2 * 3 * ((16 + 48) + (16 + 16) + (16 + 64) + (64 + 16))
 def denoiser(kind: str = "masked", depth: int = 2) -> NetworkDenoiser:
     """A denoiser with random weights, head included."""
     torch.manual_seed(0)
-    process = Masked(4) if kind == "masked" else Uniform(4)
-    network = DiT(4, 4, **vars(replace(SIZE, depth=depth)), time_conditioned=kind != "masked")
+    process = Masked(4) if kind in ("masked", "tied") else Uniform(4)
+    size = vars(replace(SIZE, depth=depth, tied=kind == "tied"))
+    network = DiT(4, 4, **size, time_conditioned=not isinstance(process, Masked))
     for weight in network.parameters():
         nn.init.normal_(weight, std=0.2)
     return (ScoreDenoiser if kind == "score" else NetworkDenoiser)(process, network).eval()
@@ -59,7 +60,7 @@ def moved(model: NetworkDenoiser) -> NetworkDenoiser:
     return model
 
 
-@pytest.mark.parametrize("kind", ["masked", "uniform", "score"])
+@pytest.mark.parametrize("kind", ["masked", "tied", "uniform", "score"])
 @pytest.mark.parametrize("head", [False, True])
 def test_adapters_start_at_the_source_and_merge_into_plain_weights(kind: str, head: bool):
     source = denoiser(kind)
@@ -73,7 +74,8 @@ def test_adapters_start_at_the_source_and_merge_into_plain_weights(kind: str, he
     torch.testing.assert_close(merged(z, t).log_probs.exp(), wanted, atol=1e-5, rtol=0)
     assert float((wanted - source(z, t).log_probs.exp()).detach().abs().max()) > 0.05
     assert type(merged) is type(source)
-    assert merged.state_dict().keys() == before.keys()
+    assert merged.network.tied == (kind == "tied" and not head)
+    assert merged.state_dict().keys() - {"network.head.weight"} == before.keys() - {"network.head.weight"}
     assert not hasattr(merged.network, "peft_config")
     assert all(torch.equal(value, before[name]) for name, value in source.state_dict().items())
 

@@ -1,13 +1,19 @@
 """The DiT: what its output depends on, and that chunks change nothing."""
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from gtl.denoiser import NetworkDenoiser
 from gtl.nn import dit
 from gtl.nn.dit import DiT, PooledDiT, in_chunks
+from gtl.process import Masked
+from gtl.train.checkpoint import load_denoiser, save_model
 
 IDS = 6
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -227,3 +233,38 @@ def test_gates_scale_weights_in_training_and_outputs_otherwise():
         gradients.append([out.detach(), *(p.grad.clone() for p in dit.parameters())])
     for folded, plain in zip(*gradients, strict=True):
         torch.testing.assert_close(folded, plain, rtol=1e-4, atol=1e-3)
+
+
+def test_tied_weights_are_one(tmp_path: Path):
+    """Through training, copies, another type and a checkpoint, which holds them once."""
+    model = DiT(IDS, IDS, 16, 1, 2, tied=True)
+    assert sum(p.numel() for p in model.parameters()) == sum(
+        p.numel() for p in DiT(IDS, IDS, 16, 1, 2).parameters()
+    ) - IDS * 16
+    z = tokens(3, 5)
+    model(z).square().mean().backward()
+    both = model.embedding.weight.grad.clone()
+    model.zero_grad()
+    model.head(model.trunk(z).detach()).square().mean().backward()
+    assert not torch.allclose(both, model.embedding.weight.grad)
+    for copied in (copy.deepcopy(model), copy.deepcopy(model).to(torch.bfloat16)):
+        assert copied.head.weight is copied.embedding.weight
+    denoiser = NetworkDenoiser(Masked(IDS), randomise(model))
+    save_model(tmp_path, denoiser)
+    assert "network.head.weight" not in load_file(tmp_path / "weights.safetensors")
+    loaded = load_denoiser(tmp_path)
+    assert loaded.network.head.weight is loaded.network.embedding.weight
+    torch.testing.assert_close(loaded(z).log_probs, denoiser(z).log_probs)
+
+
+def test_untied_computes_the_same():
+    for tied in (False, True):
+        model = randomise(DiT(IDS, IDS, 16, 1, 2, tied=tied))
+        copied = model.untied().eval()
+        assert copied.head.weight is not copied.embedding.weight
+        torch.testing.assert_close(copied(tokens(3, 5)), model(tokens(3, 5)), **CLOSE)
+
+
+def test_tied_needs_an_output_for_every_id():
+    with pytest.raises(ValueError, match="4 outputs, 6 ids"):
+        DiT(IDS, 4, 16, 1, 2, tied=True)

@@ -24,9 +24,11 @@ def recipe(problem: Problem, part: Part, from_source: bool) -> Trained:
     else:
         assert isinstance(part.start.denoiser, NetworkDenoiser)
         model = copy.deepcopy(part.start.denoiser)
-    warmup = problem.training.finetuned_warmup if from_source else problem.training.warmup
+    t, changes = problem.training, {}
+    if from_source:
+        changes = {"warmup": t.finetuned_warmup, "learning_rate": t.finetuned_learning_rate or t.learning_rate}
     objective = problem.denoiser_objective(model, part.rows, part.held_out)
-    fit = problem.fit(part.name, model, objective, part.steps, stop=part.stop, warmup=warmup)
+    fit = problem.fit(part.name, model, objective, part.steps, stop=part.stop, **changes)
     return Trained(model, None, [fit])
 
 

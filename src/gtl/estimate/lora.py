@@ -50,6 +50,8 @@ def adapters_of(model: NetworkDenoiser) -> dict[str, Tensor]:
 def merge_adapters(source: NetworkDenoiser, adapted: NetworkDenoiser) -> NetworkDenoiser:
     """A copy of the source that computes what its adapted copy does, in plain weights."""
     merged = copy.deepcopy(source)
+    if hasattr(adapted.network.head, "get_delta_weight"):
+        merged.network = merged.network.untied()  # the embedding stays as it is
     layers: dict[str, Any] = dict(adapted.named_modules())
     for name, module in merged.named_modules():
         if hasattr(layers[name], "get_delta_weight"):

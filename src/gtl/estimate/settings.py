@@ -17,6 +17,8 @@ class NetworkSize:
     depth: int = 2
     heads: int = 4
     dropout: float = 0.0
+    tied: bool = False
+    """Whether a denoiser's head has the weights of its embedding."""
 
 
 @dataclass
@@ -41,6 +43,8 @@ class Training:
     learning_rate: float = 2e-3
     warmup: int = 20
     """Steps that the learning rate rises."""
+    finetuned_learning_rate: float | None = None
+    """Fine-tuning's own; `learning_rate` by default."""
     finetuned_warmup: int = 20
     """The same for fine-tuning, which starts from weights worth keeping."""
     lora_rank: int = 8
@@ -97,8 +101,10 @@ class Training:
         for name in ("lora_rank", "lora_alpha"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if not (math.isfinite(self.lora_learning_rate) and self.lora_learning_rate > 0):
-            raise ValueError(f"lora_learning_rate={self.lora_learning_rate} must be positive")
+        for name in ("lora_learning_rate", "finetuned_learning_rate"):
+            rate = getattr(self, name)
+            if rate is not None and not (math.isfinite(rate) and rate > 0):
+                raise ValueError(f"{name}={rate} must be positive")
         if self.folds < 0 or self.folds == 1:
             raise ValueError(f"folds={self.folds}: give 0 for one split, or at least 2")
         if self.folds and (self.gamma_rule == "samples" or self.link == "auto"):

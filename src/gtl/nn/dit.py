@@ -145,6 +145,7 @@ class DiT(nn.Module):
         heads: int = 4,
         dropout: float = 0.0,
         time_conditioned: bool = False,
+        tied: bool = False,
     ) -> None:
         """Builds the network.
 
@@ -156,20 +157,42 @@ class DiT(nn.Module):
             heads: attention heads.
             dropout: on both residual branches.
             time_conditioned: whether t is an input.
+            tied: whether the head's weights are the embedding's, which saves a third of a small text model.
         """
         super().__init__()
+        if tied and outputs != num_ids:
+            raise ValueError(f"tied embeddings need an output for every token id: {outputs} outputs, {num_ids} ids")
         if heads < 1 or width < 1 or depth < 0 or not 0 <= dropout < 1:
             raise ValueError(f"width={width}, depth={depth}, heads={heads}, dropout={dropout}: out of range")
         if width % (2 * heads):
             raise ValueError(f"width={width} must be a multiple of 2 * heads={2 * heads} for rotary positions")
         self.num_ids, self.outputs, self.width, self.depth = num_ids, outputs, width, depth
-        self.heads, self.dropout, self.time_conditioned = heads, dropout, time_conditioned
+        self.heads, self.dropout, self.time_conditioned, self.tied = heads, dropout, time_conditioned, tied
         self.embedding = nn.Embedding(num_ids, width)
         self.time = TimeEmbedding(width) if time_conditioned else None
         self.blocks = nn.ModuleList(Block(width, heads, dropout, time_conditioned) for _ in range(depth))
         self.norm = Modulation(width, 2, time_conditioned)
         self.head = nn.Linear(width, outputs)
         initialise(self, depth)
+        if tied:
+            self.tie()
+
+    def tie(self) -> None:
+        """Makes the head's weights the embedding's, at the head's scale. A checkpoint holds them once."""
+        nn.init.normal_(self.embedding.weight, std=self.width**-0.5)
+        self.head.weight = self.embedding.weight
+        self.register_state_dict_post_hook(_drop_head)
+        self.register_load_state_dict_pre_hook(_add_head)
+
+    def untied(self) -> "DiT":
+        """A copy that computes the same with an embedding and a head of their own."""
+        copied = DiT(**self.config() | {"tied": False}).to(self.head.weight)
+        state = self.state_dict()
+        if self.tied:
+            weight = state["embedding.weight"]
+            state |= {"embedding.weight": weight * self.width**0.5, "head.weight": weight}
+        copied.load_state_dict(state)
+        return copied
 
     def layers(self, z: Tensor, t: Tensor | None = None, extra: Tensor | None = None) -> tuple[Tensor, ...]:
         """All hidden states, each (B, L, width): the embedding, what every block gives, and the last one normalised.
@@ -189,6 +212,7 @@ class DiT(nn.Module):
                 raise ValueError("this network is conditioned on time: pass t")
             condition = self.time(t)
         h = self.embedding(z)
+        h = h * self.width**0.5 if self.tied else h
         kind = z.device.type
         if kind != "meta" and torch.is_autocast_enabled(kind):  # the residual stream too: half of the memory traffic
             h = h.to(torch.get_autocast_dtype(kind))
@@ -204,7 +228,7 @@ class DiT(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        names = ("num_ids", "outputs", "width", "depth", "heads", "dropout", "time_conditioned")
+        names = ("num_ids", "outputs", "width", "depth", "heads", "dropout", "time_conditioned", "tied")
         return {name: getattr(self, name) for name in names}
 
 
@@ -232,6 +256,15 @@ class PooledDiT(nn.Module):
     def _pool(self, z: Tensor, t: Tensor | None, extra: Tensor | None) -> Tensor:
         values = self.dit(z, t, extra).squeeze(-1).float()
         return values.sum(-1) if self.pooling == "sum" else values.mean(-1)
+
+
+def _drop_head(network: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    state.pop(f"{prefix}head.weight", None)
+
+
+def _add_head(network: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    if f"{prefix}embedding.weight" in state:
+        state[f"{prefix}head.weight"] = state[f"{prefix}embedding.weight"]
 
 
 def initialise(network: nn.Module, depth: int) -> None:
