@@ -70,6 +70,29 @@ def test_patience_stops_but_keeps_the_best():
     assert same(patient, hasty)
 
 
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    """The step is passed over, counted, and training goes on."""
+
+    class Spike(Pull):
+        seen: list[float] = []
+
+        def loss(
+            self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None
+        ) -> Tensor:
+            value = super().loss(forward, batch, generator)
+            if not torch.is_grad_enabled():
+                return value
+            self.seen.append(float(model.w.detach()))
+            return value * (math.nan if len(self.seen) in (5, 6) else 1.0)
+
+    logged: list[dict[str, Any]] = []
+    model, goal = Number(), Spike(10, held_out=10)
+    fit(model, goal, replace(SETTINGS, steps=20, learning_rate=0.5, ema=0.0, evaluate_every=20), log=logged.append)
+    assert goal.seen[4] == goal.seen[5] == goal.seen[6]
+    assert goal.seen[7] > goal.seen[6] > goal.seen[3]
+    assert logged[-1]["skipped"] == 2
+
+
 def test_without_held_out_data_the_average_is_kept():
     model = Number()
     result = fit(model, Pull(1), replace(SETTINGS, ema=0.0))

@@ -256,6 +256,7 @@ def fit(
             state.save(path, settings)
 
     last = settings.stop or settings.steps
+    skipped = torch.zeros((), device=device)  # steps whose gradient was not finite
     whole = True  # whether the state is that of a finished step, its evaluation included
     try:
         while state.step < last:
@@ -272,8 +273,10 @@ def fit(
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
                 loss = objective.loss(forward, batch, generator)
             accelerator.backward(loss)
-            accelerator.clip_grad_norm_(weights, settings.clip)
+            norm = accelerator.clip_grad_norm_(weights, settings.clip)
             whole = False
+            optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]  # no update then
+            skipped += optimizer.found_inf  # type: ignore[attr-defined]
             optimizer.step()
             optimizer.zero_grad()
             state.step += 1
@@ -299,6 +302,7 @@ def fit(
                             "loss": float(loss.detach()),
                             "held_out": value,
                             "rate": settings.rate(step),
+                            "skipped": int(skipped),
                         }
                     )
                 if settings.patience and state.stale >= settings.patience:
