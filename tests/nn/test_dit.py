@@ -238,9 +238,10 @@ def test_gates_scale_weights_in_training_and_outputs_otherwise():
 def test_tied_weights_are_one(tmp_path: Path):
     """Through training, copies, another type and a checkpoint, which holds them once."""
     model = DiT(IDS, IDS, 16, 1, 2, tied=True)
-    assert sum(p.numel() for p in model.parameters()) == sum(
-        p.numel() for p in DiT(IDS, IDS, 16, 1, 2).parameters()
-    ) - IDS * 16
+    assert (
+        sum(p.numel() for p in model.parameters())
+        == sum(p.numel() for p in DiT(IDS, IDS, 16, 1, 2).parameters()) - IDS * 16
+    )
     z = tokens(3, 5)
     model(z).square().mean().backward()
     both = model.embedding.weight.grad.clone()

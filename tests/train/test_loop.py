@@ -73,24 +73,37 @@ def test_patience_stops_but_keeps_the_best():
 def test_a_gradient_that_is_not_finite_changes_nothing():
     """The step is passed over, counted, and training goes on."""
 
-    class Spike(Pull):
-        seen: list[float] = []
+    seen: list[float] = []
 
+    class Spike(Pull):
         def loss(
             self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None
         ) -> Tensor:
             value = super().loss(forward, batch, generator)
             if not torch.is_grad_enabled():
                 return value
-            self.seen.append(float(model.w.detach()))
-            return value * (math.nan if len(self.seen) in (5, 6) else 1.0)
+            seen.append(float(model.w.detach()))
+            return value * (math.nan if len(seen) in (5, 6) else 1.0)
 
     logged: list[dict[str, Any]] = []
     model, goal = Number(), Spike(10, held_out=10)
     fit(model, goal, replace(SETTINGS, steps=20, learning_rate=0.5, ema=0.0, evaluate_every=20), log=logged.append)
-    assert goal.seen[4] == goal.seen[5] == goal.seen[6]
-    assert goal.seen[7] > goal.seen[6] > goal.seen[3]
+    assert seen[4] == seen[5] == seen[6]
+    assert seen[7] > seen[6] > seen[3]
     assert logged[-1]["skipped"] == 2
+
+
+def test_gradients_that_are_mostly_not_finite_are_reported():
+    class Broken(Pull):
+        def loss(
+            self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None
+        ) -> Tensor:
+            value = super().loss(forward, batch, generator)
+            value.requires_grad and value.register_hook(lambda grad: grad * math.nan)
+            return value
+
+    with pytest.raises(ValueError, match="not finite in 10 of the last 10 steps, up to 10"):
+        fit(Number(), Broken(10, held_out=10), replace(SETTINGS, steps=20, evaluate_every=10))
 
 
 def test_without_held_out_data_the_average_is_kept():

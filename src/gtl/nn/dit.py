@@ -99,6 +99,15 @@ def modulated_norm(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return F.layer_norm(h, h.shape[-1:]) * (1 + scale) + shift
 
 
+def normed(linear: nn.Module, h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """linear(modulated_norm(h)). In training, scale and shift without a time input are folded into the weights, so that
+    their gradients are sums over weights and not over all tokens."""
+    if scale.dim() > 1 or not linear.training or type(linear) is not nn.Linear:
+        return linear(modulated_norm(h, shift, scale))
+    bias = (linear.weight * shift).sum(-1) + (0.0 if linear.bias is None else linear.bias)
+    return F.linear(F.layer_norm(h, h.shape[-1:]), linear.weight * (1 + scale), bias)
+
+
 def gated(linear: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
     """(1 + gate) * linear(x). In training a gate without a time input scales the weights instead, so that its gradient
     is a sum over weights and not over all tokens."""
@@ -121,13 +130,13 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor, rotation: Tensor, condition: Tensor | None) -> Tensor:
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition)
-        qkv = self.qkv(modulated_norm(h, shift_a, scale_a))
+        qkv = normed(self.qkv, h, shift_a, scale_a)
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v)
         update = gated(self.out, attended.transpose(1, 2).flatten(2), gate_a)
         h = h + F.dropout(update, self.dropout, self.training)
         up, activation, down = self.mlp
-        update = gated(down, activation(up(modulated_norm(h, shift_m, scale_m))), gate_m)
+        update = gated(down, activation(normed(up, h, shift_m, scale_m)), gate_m)
         return h + F.dropout(update, self.dropout, self.training)
 
 

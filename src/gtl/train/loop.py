@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from gtl.speed import compiled
 from gtl.train.checkpoint import atomic
 from gtl.train.objective import Objective
 
@@ -243,7 +244,7 @@ def fit(
     if path is not None and path.is_file():
         state.load(path, settings)
     wrapped = objective.wrap(model)
-    forward: Any = accelerator.prepare_model(torch.compile(wrapped) if settings.compile else wrapped)
+    forward: Any = accelerator.prepare_model(compiled(wrapped) if settings.compile else wrapped)
     train = {name: place(x, device) for name, x in objective.train.items()}
     held_out = objective.held_out
     share = slice(accelerator.process_index, None, accelerator.num_processes)
@@ -256,7 +257,7 @@ def fit(
             state.save(path, settings)
 
     last = settings.stop or settings.steps
-    skipped = torch.zeros((), device=device)  # steps whose gradient was not finite
+    skipped, looked, passed = torch.zeros((), device=device), state.step, 0  # steps whose gradient was not finite
     whole = True  # whether the state is that of a finished step, its evaluation included
     try:
         while state.step < last:
@@ -286,6 +287,12 @@ def fit(
                 raise ValueError(
                     f"the loss became {float(loss.detach())} at step {state.step}: lower the learning rate"
                 )
+            if due:
+                lately, passed, since, looked = int(skipped) - passed, int(skipped), state.step - looked, state.step
+                if 2 * lately > since:
+                    raise ValueError(
+                        f"the gradient was not finite in {lately} of the last {since} steps, up to {looked}"
+                    )
             if held_out is not None and due:
                 state.curve[state.step] = evaluate(model, objective, held_out, state, settings)
                 value = min(state.curve[state.step])
@@ -302,7 +309,7 @@ def fit(
                             "loss": float(loss.detach()),
                             "held_out": value,
                             "rate": settings.rate(step),
-                            "skipped": int(skipped),
+                            "skipped": passed,
                         }
                     )
                 if settings.patience and state.stale >= settings.patience:

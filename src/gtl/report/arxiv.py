@@ -1,0 +1,272 @@
+"""Figures and samples of the arXiv experiments, from rows.
+
+    by_fraction   what each method makes of n target sequences, one panel a metric
+    sweep         the behaviour of gamma and n_ratio, one column a share r of the target in the source
+    samples_page  the first texts of each run
+
+Points are means over seeds and bars one standard error of the mean; a single seed has no bar.
+"""
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike, NDArray
+
+from gtl.run import Row
+from gtl.train.checkpoint import atomic
+
+__all__ = ["by_fraction", "fraction_figure", "samples_page", "sweep", "sweep_figure"]
+
+BETTER = {
+    "mauve": "higher",
+    "domain": "lower",
+    "nll": "lower",
+    "masked_nll": "lower",
+    "perplexity_bound": "lower",
+    "generative_perplexity": "lower",
+    "outside": "lower",
+}
+"""Metrics that can be drawn, and which way is better."""
+NAMES = {"mauve": "MAUVE", "domain": "domain score", "nll": "NLL, nats a token", "outside": "target mass left out"}
+SMALL, MEDIUM = 7.0, 8.0
+"""Sizes of letters, in points."""
+Dashes = tuple[float, tuple[float, ...]]
+
+
+class Look(NamedTuple):
+    """Of a line; marker and dashes tell lines apart where there is no colour."""
+
+    colour: str
+    marker: str
+    dashes: str | Dashes
+
+
+LOOKS = (
+    Look("#777777", "v", (0, (1, 1))),
+    Look("#d55e00", "s", (0, (5, 1.5))),
+    Look("#cc79a7", "D", (0, (3, 1, 1, 1))),
+    Look("#0072b2", "o", "-"),
+    Look("#009e73", "^", (0, (5, 1, 1, 1, 1, 1))),
+    Look("#56b4e9", "P", (0, (2, 1))),
+    Look("#000000", "*", "-"),
+    Look("#e69f00", "X", (0, (8, 1.5))),
+    Look("#8c564b", "<", (0, (1, 2))),
+    Look("#332288", "h", (0, (6, 1, 2, 1))),
+)
+METHODS = ("vanilla", "finetuned", "lora", "gtl-local", "gtl-local-iw", "gtl-knn", "gtl-stack", "finetuned-iw")
+"""Methods that look the same in every figure, in the order of LOOKS; others take what is left."""
+FLAT: tuple[Dashes, ...] = ((0, (8, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)))
+"""Dashes of what has no n."""
+EXPERIMENT = re.compile(r"arxiv-sweep-r(\d+(?:\.\d+)?)")
+METHOD = re.compile(r"(?:gamma=(\d+(?:\.\d+)?),)?n_ratio=(\d+|all)")
+
+
+def by_fraction(path: Path, rows: Sequence[Row], panels: Sequence[str], titles: dict[str, str], whole: int) -> None:
+    """Writes `fraction_figure` as a .png file."""
+    save(path, fraction_figure(rows, panels, titles, whole))
+
+
+def sweep(path: Path, rows: Sequence[Row], panels: Sequence[str]) -> None:
+    """Writes `sweep_figure` as a .png file."""
+    save(path, sweep_figure(rows, panels))
+
+
+def samples_page(texts: dict[str, list[str]], count: int = 10) -> str:
+    """A Markdown page with the first texts of each method, as they are."""
+    parts = ["# Samples\n", f"Uncurated: the first {count} of each run.\n"]
+    for method, found in texts.items():
+        lines = [f"{number}. {escaped(text)}" for number, text in enumerate(found[:count], 1)]
+        parts += [f"## {escaped(method)}\n", *lines, ""]
+    return "\n".join(parts)
+
+
+def fraction_figure(rows: Sequence[Row], panels: Sequence[str], titles: dict[str, str], whole: int) -> Figure:
+    """One panel a metric: a line over n for each method, and one straight across for each that has no n.
+
+    Args:
+        rows: of one experiment.
+        panels: the metrics.
+        titles: methods and metrics as a reader calls them.
+        whole: the target sequences that there are, of which n is a part.
+    """
+    check(panels, {row.metric for row in rows})
+    cells: dict[tuple[str, str, int | None], list[float]] = {}
+    for row in rows:
+        if row.metric in panels:
+            cells.setdefault((row.metric, row.method, row.n), []).append(row.value)
+    numbers = sorted({n for _, _, n in cells if n is not None})
+    methods = list(dict.fromkeys(method for _, method, n in cells if n is not None))
+    flat = list(dict.fromkeys(method for _, method, n in cells if n is None))
+    looks, names = looks_of(methods), NAMES | titles
+    figure, axes = grid(1, len(panels), 3.4, 2.6, shared=False)
+    for ax, metric in zip(axes.flat, panels, strict=True):
+        for index, method in enumerate(methods):
+            x = np.exp(dodged(np.log(numbers), index, len(methods)))
+            found = [cells.get((metric, method, n), []) for n in numbers]
+            curve(ax, x, found, looks[method], names.get(method, method))
+        for index, method in enumerate(flat):
+            if value := cells.get((metric, method, None)):
+                look: dict[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": FLAT[index % len(FLAT)]}
+                ax.axhline(statistics.fmean(value), label=names.get(method, method), **look)
+        ax.margins(y=0.06)
+        log_ticks(ax, numbers, [f"{n:,}\n{percent(n / whole)}" for n in numbers])
+        ax.set_xlabel("target sequences n, and their share of all", fontsize=MEDIUM)
+        ax.set_title(f"{names.get(metric, metric)} ({BETTER[metric]} is better)", fontsize=MEDIUM)
+    legend(figure, axes.flat)
+    return figure
+
+
+def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
+    """One column a share r, one row a panel: a line over gamma for each n_ratio; `outside` has one, over n_ratio.
+
+    Drawn are rows of an experiment arxiv-sweep-rSHARE and a method gamma=GAMMA,n_ratio=N, or n_ratio=N for `outside`.
+    """
+    cells: dict[tuple[str, float, str], dict[float, list[float]]] = {}
+    for row in rows:
+        if row.metric in panels and (place := place_of(row)) is not None:
+            share, line, x = place
+            cells.setdefault((row.metric, share, line), {}).setdefault(x, []).append(row.value)
+    check(panels, {metric for metric, _, _ in cells})
+    shares = sorted({share for _, share, _ in cells})
+    lines = sorted({line for _, _, line in cells if line}, key=lambda line: (line == "all", len(line), line))
+    shades = colormaps["viridis"](np.linspace(0.8, 0.0, len(lines)))
+    looks = [Look(to_hex(shade), LOOKS[index % len(LOOKS)].marker, "-") for index, shade in enumerate(shades)]
+    figure, axes = grid(len(panels), len(shares), 2.4, 1.9, shared=True)
+    for (at, column), ax in np.ndenumerate(axes):
+        metric, share = panels[at], shares[column]
+        for index, line in enumerate(lines):
+            points = dict(sorted(cells.get((metric, share, line), {}).items()))
+            curve(ax, dodged([*points], index, len(lines)), [*points.values()], looks[index], line)
+        if metric == "outside":
+            points = dict(sorted(cells.get((metric, share, ""), {}).items()))
+            curve(ax, [*points], [*points.values()], Look("#222222", "o", "-"), "")
+            log_ticks(ax, [*points], [f"{n:.0f}" for n in points])
+        ax.set_xlabel("n_ratio" if metric == "outside" else "guidance strength gamma", fontsize=MEDIUM)
+        ax.set_title(f"r = {share:g}" if at == 0 else "", fontsize=MEDIUM)
+        if column == 0:
+            ax.set_ylabel(f"{NAMES.get(metric, metric)}\n({BETTER[metric]} is better)", fontsize=MEDIUM)
+    legend(figure, axes.flat, "n_ratio")
+    return figure
+
+
+def place_of(row: Row) -> tuple[float, str, float] | None:
+    """Where a row of the sweep belongs: the share r, the line (its n_ratio; none for `outside`), and x."""
+    experiment, method = EXPERIMENT.fullmatch(row.experiment), METHOD.fullmatch(row.method)
+    if experiment is None or method is None:
+        return None
+    share, (gamma, n_ratio) = float(experiment[1]), method.groups()
+    if row.metric == "outside":
+        return None if gamma is not None or n_ratio == "all" else (share, "", float(n_ratio))
+    return None if gamma is None else (share, n_ratio, float(gamma))
+
+
+def check(panels: Sequence[str], there: set[str]) -> None:
+    """Refuses a metric that is not known, and one that has no rows."""
+    for metric in panels:
+        if metric not in BETTER:
+            raise ValueError(f"metric {metric!r} is not known; choose among {', '.join(BETTER)}")
+        if metric not in there:
+            raise ValueError(f"metric {metric!r} has no rows; {', '.join(sorted(there)) or 'no other'} has")
+
+
+def looks_of(methods: Sequence[str]) -> dict[str, Look]:
+    """Known methods look as they always do; others take what is not in use."""
+    known = dict(zip(METHODS, LOOKS, strict=False))
+    used = [known[method] for method in methods if method in known]
+    spare = [look for look in reversed(LOOKS) if look not in used] or list(LOOKS)
+    others = [method for method in methods if method not in known]
+    return known | {method: spare[index % len(spare)] for index, method in enumerate(others)}
+
+
+def grid(rows: int, columns: int, width: float, height: float, shared: bool) -> tuple[Figure, NDArray[Any]]:
+    """A figure and its axes (rows, columns), each of so many inches; with `shared`, those of a row have one y-axis."""
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if shared else False)
+    for ax in axes.flat:
+        ax.tick_params(labelsize=SMALL)
+        ax.grid(axis="y", color="#dddddd", linewidth=0.5)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def dodged(x: ArrayLike, index: int, count: int) -> NDArray[np.float64]:
+    """Rising x moved a little to the side, so that the bars of `count` lines do not hide each other."""
+    places = np.asarray(x, np.float64)
+    gap = np.diff(places).min() if len(places) > 1 else 1.0
+    return places + 0.45 * gap * ((index + 0.5) / count - 0.5)
+
+
+def curve(ax: Axes, x: Iterable[float], cells: Sequence[list[float]], look: Look, label: str) -> None:
+    """Mean and standard error of each cell at its x; an empty cell is left out."""
+    points = [(at, statistics.fmean(cell), error(cell)) for at, cell in zip(x, cells, strict=True) if cell]
+    if not points:
+        return
+    at, mean, bars = zip(*points, strict=True)
+    ax.errorbar(
+        at, mean, bars, label=label, color=look.colour, marker=look.marker, linestyle=look.dashes, linewidth=1.1,
+        markersize=4.2 if look.marker in "*PX" else 3.2, elinewidth=0.8, capsize=1.5, capthick=0.8,
+    )  # fmt: skip
+
+
+def error(cell: list[float]) -> float:
+    """The standard error of the mean, nan for one value."""
+    return statistics.stdev(cell) / len(cell) ** 0.5 if len(cell) > 1 else math.nan
+
+
+def log_ticks(ax: Axes, x: Sequence[float], labels: Sequence[str]) -> None:
+    """A logarithmic axis with ticks at x alone."""
+    ax.set_xscale("log")
+    ax.set_xticks(x, labels)
+    ax.set_xticks([], minor=True)
+
+
+def percent(share: float) -> str:
+    """A share in per cent, with two figures where it is small."""
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def legend(figure: Figure, axes: Iterable[Axes], title: str = "") -> None:
+    """One legend below all axes, in as many columns as fit, and room for it; lines straight across come last."""
+    found: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if not found:
+        return
+    found = dict(sorted(found.items(), key=lambda pair: isinstance(pair[1], Line2D)))
+    fitting = max(1, int(figure.get_figwidth() / (0.5 + 0.05 * max(map(len, found)))))
+    lines = math.ceil(len(found) / fitting)
+    figure.set_figheight(figure.get_figheight() + 0.16 * (lines + bool(title)) + 0.1)
+    figure.legend(
+        found.values(), found.keys(), loc="outside lower center", ncols=math.ceil(len(found) / lines), title=title,
+        fontsize=SMALL, title_fontsize=SMALL, frameon=False, handlelength=3.2, columnspacing=1.0,
+    )  # fmt: skip
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, in one line."""
+    lines = []
+    for line in text.splitlines():
+        line = re.sub(r"([\\`*_\[\]<>&#~|$])", r"\\\1", line)
+        line = re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", line)  # what would begin a list
+        lines.append(re.sub(r"^\s|\s(?=\s)|\s$", "&nbsp;", line))
+    return "<br>".join(lines)
+
+
+def save(path: Path, figure: Figure) -> None:
+    """Writes a .png file that is fine enough for print."""
+    with atomic(path) as handle:
+        figure.savefig(handle, format="png", dpi=200)
