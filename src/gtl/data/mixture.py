@@ -109,5 +109,5 @@ def write(file: Path, rows: NDArray[Any], documents: int) -> dict[str, Any]:
         "segments": len(rows),
         "left_over": 0,
         "bytes": file.stat().st_size,
-        "sha256": "0",
+        "sha256": sha256_of(file),
     }

@@ -69,7 +69,7 @@ METHODS = ("vanilla", "finetuned", "lora", "gtl-local", "gtl-local-iw", "gtl-knn
 FLAT: tuple[Dashes, ...] = ((0, (8, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)))
 """Dashes of what has no n."""
 EXPERIMENT = re.compile(r"arxiv-sweep-r(\d+(?:\.\d+)?)")
-METHOD = re.compile(r"(?:gamma=(\d+(?:\.\d+)?),)?n_ratio=(\d+|all)")
+SETTING = re.compile(r"(?:gamma=(\d+(?:\.\d+)?),)?n_ratio=(\d+|all)")
 
 
 def by_fraction(path: Path, rows: Sequence[Row], panels: Sequence[str], titles: dict[str, str], whole: int) -> None:
@@ -162,7 +162,7 @@ def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
 
 def place_of(row: Row) -> tuple[float, str, float] | None:
     """Where a row of the sweep belongs: the share r, the line (its n_ratio; none for `outside`), and x."""
-    experiment, method = EXPERIMENT.fullmatch(row.experiment), METHOD.fullmatch(row.method)
+    experiment, method = EXPERIMENT.fullmatch(row.experiment), SETTING.fullmatch(row.method)
     if experiment is None or method is None:
         return None
     share, (gamma, n_ratio) = float(experiment[1]), method.groups()

@@ -1,0 +1,252 @@
+"""Figures of the arXiv experiments: what is drawn is what the rows say; texts are shown as they are."""
+
+import html
+import itertools
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from matplotlib.container import ErrorbarContainer
+
+from gtl.report.arxiv import by_fraction, escaped, fraction_figure, samples_page, sweep, sweep_figure
+from gtl.run import Row
+
+NUMBERS = (100, 1000, 20_000)
+TITLES = {"gtl-local": "GTL", "real": "held-out target text", "nll": "NLL"}
+
+
+def row(
+    method: str, value: float, n: int | None = 100, seed: int = 0, metric: str = "mauve", name: str = "arxiv"
+) -> Row:
+    return Row(name, method, n, seed, metric, value, None, None, "cpu, 2 threads", "gtl reproduce arxiv")
+
+
+def some_rows() -> list[Row]:
+    """1, 2 and 6 times 0.1, plus 0.1 for each later n: standard error 0.15275 (see test_table.py)."""
+    seeds = list(enumerate((0.1, 0.2, 0.6)))
+    rows = [
+        row(method, value + 0.1 * place, n, seed, metric)
+        for method, metric in itertools.product(("vanilla", "gtl-local", "new"), ("mauve", "nll"))
+        for place, n in enumerate(NUMBERS)
+        for seed, value in seeds
+    ]
+    return rows + [row("source", 0.05 + 0.01 * seed, None, seed) for seed in range(3)] + [row("real", 0.9, None)]
+
+
+def sweep_rows(share: str = "0", metrics: tuple[str, ...] = ("domain", "mauve")) -> list[Row]:
+    """Value gamma + N / 10,000, give or take 0.1."""
+    rows = [
+        row(f"gamma={gamma:g},n_ratio={size}", gamma + (0 if size == "all" else size) / 1e4 + give, 50, seed, metric)
+        for gamma in (4, 0.5, 1)
+        for size in ("all", 64, 256, 1024)
+        for seed, give in enumerate((-0.1, 0.1))
+        for metric in metrics
+    ]
+    rows += [row(f"n_ratio={size}", 1 / size, None, metric="outside") for size in (64, 4, 1024)]
+    return [Row(**{**vars(r), "experiment": f"arxiv-sweep-r{share}"}) for r in rows]
+
+
+def lines(ax) -> dict[str, ErrorbarContainer]:
+    """The lines of an axis by their label."""
+    return {box.get_label(): box for box in ax.containers}
+
+
+def points(box: ErrorbarContainer) -> np.ndarray:
+    """x and y of a line: (2, points)."""
+    return box.lines[0].get_xydata().T
+
+
+def bars(box: ErrorbarContainer) -> np.ndarray:
+    """Half the length of each bar, nan where there is none."""
+    found = box.lines[2][0].get_segments()
+    return np.array([(ends[1][1] - ends[0][1]) / 2 if len(ends) else np.nan for ends in found])
+
+
+def test_means_and_errors_over_seeds():
+    figure = fraction_figure(some_rows(), ["mauve", "nll"], TITLES, 20_000)
+    left, right = figure.axes
+    for ax in (left, right):
+        assert set(lines(ax)) == {"vanilla", "GTL", "new"}
+        for box in lines(ax).values():
+            np.testing.assert_allclose(points(box)[1], [0.3, 0.4, 0.5])
+            np.testing.assert_allclose(bars(box), [math.sqrt(7 / 3) / 10] * 3)
+    flat = {line.get_label(): line for line in left.get_lines() if line.get_label() in ("source", TITLES["real"])}
+    assert {name: pytest.approx(line.get_ydata()) for name, line in flat.items()} == {
+        "source": [0.06, 0.06],
+        TITLES["real"]: [0.9, 0.9],
+    }
+    assert {line.get_linestyle() for line in flat.values()} == {"--"}
+    assert "source" not in [line.get_label() for line in right.get_lines()]
+
+
+def test_what_is_written():
+    figure = fraction_figure(some_rows(), ["mauve", "nll"], TITLES, 20_000)
+    left, right = figure.axes
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["100\n0.5 %", "1,000\n5 %", "20,000\n100 %"]
+    assert left.get_xscale() == "log"
+    assert left.get_title() == "MAUVE (higher is better)"
+    assert right.get_title() == "NLL (lower is better)"
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words == ["vanilla", "GTL", "new", "source", "held-out target text"]
+
+
+def test_lines_stand_side_by_side():
+    """In the order of the legend, nearer to their own n than to the next."""
+    (ax,) = fraction_figure(some_rows(), ["mauve"], TITLES, 20_000).axes
+    x = np.log([points(box)[0] for box in lines(ax).values()])
+    assert bool((np.diff(x, axis=0) > 0).all())
+    np.testing.assert_allclose(x.mean(0), np.log(NUMBERS))
+    assert np.abs(x - np.log(NUMBERS)).max() < np.diff(np.log(NUMBERS)).min() / 4
+
+
+def test_methods_look_the_same_in_every_figure():
+    """Known ones whatever is beside them; no two of one figure share a colour or a marker."""
+    many = [row(name, 0.1) for name in ("new", "lora", "finetuned-iw", "gtl-stack", "other", "third")]
+    all_looks = []
+    for rows in (some_rows() + many, [row("gtl-local", 0.1), row("lora", 0.2)]):
+        (ax,) = fraction_figure(rows, ["mauve"], {}, 100).axes
+        looks = {name: (box.lines[0].get_color(), box.lines[0].get_marker()) for name, box in lines(ax).items()}
+        for part in zip(*looks.values(), strict=True):
+            assert len(set(part)) == len(looks)
+        all_looks.append(looks)
+    assert all(all_looks[0][name] == all_looks[1][name] for name in ("gtl-local", "lora"))
+
+
+def test_one_seed_has_no_bar_and_missing_cells_are_left_out():
+    rows = [row("a", 0.5), row("a", 0.7, 1000, 0), row("a", 0.9, 1000, 1), row("b", 0.1, 20_000)]
+    rows += [row("c", 1.0, 1000, metric="nll")]
+    left, right = fraction_figure(rows, ["mauve", "nll"], {}, 20_000).axes
+    assert set(lines(left)) == {"a", "b"}
+    assert set(lines(right)) == {"c"}
+    np.testing.assert_allclose(points(lines(left)["a"])[1], [0.5, 0.8])
+    np.testing.assert_allclose(bars(lines(left)["a"]), [np.nan, 0.1])
+    np.testing.assert_allclose(bars(lines(left)["b"]), [np.nan])
+
+
+@pytest.mark.parametrize("draw", [lambda rows, panels: fraction_figure(rows, panels, {}, 100), sweep_figure])
+def test_unknown_metrics(draw):
+    rows = some_rows() + sweep_rows()
+    with pytest.raises(ValueError, match="metric 'beauty' is not known; choose among mauve, domain"):
+        draw(rows, ["mauve", "beauty"])
+    with pytest.raises(ValueError, match="metric 'masked_nll' has no rows"):
+        draw(rows, ["mauve", "masked_nll"])
+
+
+def test_legends_and_letters_fit():
+    """At column width nothing lies outside, and no letters are smaller than 7 points."""
+    rows = [
+        row(f"a method with a name of its own {i}", i / 10, n, s) for i in range(7) for n in NUMBERS for s in (0, 1)
+    ]
+    for figure in (fraction_figure(rows, ["mauve"], {}, 20_000), sweep_figure(sweep_rows(), ["mauve", "outside"])):
+        figure.canvas.draw()
+        width, height = figure.get_size_inches() * figure.dpi
+        box = figure.legends[0].get_window_extent()
+        assert box.x0 >= 0
+        assert box.y0 >= 0
+        assert box.x1 <= width
+        assert box.y1 < min(ax.get_tightbbox().y0 for ax in figure.axes)
+        assert min(ax.get_window_extent().height for ax in figure.axes) > 1.2 * figure.dpi
+        assert height < 6 * figure.dpi
+        texts = [t for ax in figure.axes for t in (ax.title, ax.xaxis.label, *ax.get_xticklabels())]
+        assert min(text.get_fontsize() for text in [*texts, *figure.legends[0].get_texts()]) >= 7
+
+
+def test_the_sweep():
+    rows = sweep_rows("0.25") + sweep_rows("0") + sweep_rows("0.05")
+    figure = sweep_figure(rows, ["domain", "mauve", "outside"])
+    axes = np.array(figure.axes).reshape(3, 3)
+    assert [ax.get_title() for ax in axes[0]] == ["r = 0", "r = 0.05", "r = 0.25"]
+    assert [ax.get_ylabel().split("\n")[1] for ax in axes[:, 0]] == [
+        "(lower is better)", "(higher is better)", "(lower is better)",
+    ]  # fmt: skip
+    for ax in axes[:2].flat:
+        assert list(lines(ax)) == ["64", "256", "1024", "all"]
+        for name, box in lines(ax).items():
+            size = 0 if name == "all" else int(name)
+            np.testing.assert_allclose(points(box)[1], np.array([0.5, 1, 4]) + size / 1e4)
+            np.testing.assert_allclose(points(box)[0], [0.5, 1, 4], atol=0.12)
+            np.testing.assert_allclose(bars(box), [0.1] * 3)
+    for ax in axes[2]:
+        (box,) = ax.containers
+        assert ax.get_xscale() == "log"
+        np.testing.assert_allclose(points(box)[0], [4, 64, 1024])
+        np.testing.assert_allclose(points(box)[1], [1 / 4, 1 / 64, 1 / 1024])
+        assert [tick.get_text() for tick in ax.get_xticklabels()] == ["4", "64", "1024"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["64", "256", "1024", "all"]
+
+
+def test_rows_that_are_no_part_of_the_sweep():
+    good = sweep_rows("0.05")
+    bad = [Row(**{**vars(r), "experiment": "arxiv"}) for r in good]
+    for method in (
+        "source",
+        "gamma=1",
+        "gamma=x,n_ratio=4",
+        "gamma=1,n_ratio=some",
+        "n_ratio=64",
+        "gamma=1,n_ratio=4,",
+    ):
+        bad += [row(method, 9.0, name="arxiv-sweep-r0.05", metric=metric) for metric in ("mauve", "domain")]
+    bad += [row(m, 9.0, name="arxiv-sweep-r0.05", metric="outside") for m in ("n_ratio=all", "gamma=1,n_ratio=4")]
+    panels = ["mauve", "domain", "outside"]
+    for with_bad, ax in zip(sweep_figure(bad + good, panels).axes, sweep_figure(good, panels).axes, strict=True):
+        assert list(lines(with_bad)) == list(lines(ax))
+        for one, other in zip(with_bad.containers, ax.containers, strict=True):
+            np.testing.assert_array_equal(points(one), points(other))
+    with pytest.raises(ValueError, match="metric 'mauve' has no rows"):
+        sweep_figure(bad, panels)
+
+
+def test_a_sweep_with_holes():
+    """A share without a metric, and an n_ratio that another share has not."""
+    rows = sweep_rows("0", ("mauve",)) + [r for r in sweep_rows("0.05", ("domain",)) if "1024" not in r.method]
+    axes = np.array(sweep_figure(rows, ["domain", "mauve", "outside"]).axes).reshape(3, 2)
+    assert [[len(ax.containers) for ax in line] for line in axes] == [[0, 3], [4, 0], [1, 1]]
+    looks = [{n: b.lines[0].get_color() for n, b in lines(ax).items()} for ax in (axes[1, 0], axes[0, 1])]
+    assert looks[1].items() < looks[0].items()
+    alone = sweep_figure(rows, ["outside"])
+    assert not alone.legends
+    assert [len(ax.containers) for ax in alone.axes] == [1, 1]
+
+
+def test_files(tmp_path: Path):
+    by_fraction(tmp_path / "a" / "fraction.png", some_rows(), ["mauve", "nll"], TITLES, 20_000)
+    sweep(tmp_path / "a" / "sweep.png", sweep_rows(), ["domain", "outside"])
+    files = sorted((tmp_path / "a").iterdir())
+    assert [file.name for file in files] == ["fraction.png", "sweep.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+
+
+def shown(markdown: str) -> list[str]:
+    """The items of a page's lists as a reader sees them."""
+    page = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(markdown)
+    items = re.findall(r"<li>(.*?)</li>", page, re.DOTALL)
+    assert all(set(re.findall(r"<[^>]*>", item)) <= {"<br>"} for item in items), items
+    lines = [
+        [re.sub(r"[ \t]+", " ", line).strip(" ") for line in item.split("<br>")] for item in items
+    ]  # as a browser does
+    return [html.unescape("\n".join(part)).replace("\xa0", " ") for part in lines]
+
+
+@given(st.lists(st.text("a1 \n\t\\`*_[]()<>&#~|$-+=.!:;{}", min_size=1), min_size=1, max_size=4))
+def test_texts_are_shown_as_they_are(texts: list[str]):
+    expected = [text.removesuffix("\n").replace("\t", " ") for text in texts]
+    assert shown(samples_page({"gtl_local": texts})) == expected
+
+
+def test_a_page_of_samples():
+    texts = {
+        "gtl-local": [f"text {i}" for i in range(30)],
+        "n_ratio=4": ["1. we prove $ x _ 1 $ # <b>", "- a * b * c", "&lt; &copy; of", "  two  blanks "],
+    }
+    page = samples_page(texts)
+    assert page.startswith("# Samples\n\nUncurated: the first 10 of each run.\n\n## gtl-local\n\n1. text 0\n")
+    assert shown(page) == [*texts["gtl-local"][:10], *texts["n_ratio=4"]]
+    assert "<h2>n_ratio=4</h2>" in MarkdownIt("commonmark").render(page)
+    assert shown(samples_page(texts, 2)) == ["text 0", "text 1", *texts["n_ratio=4"][:2]]
+    assert escaped("plain words, and a state-of-the-art (2019).") == "plain words, and a state-of-the-art (2019)."
