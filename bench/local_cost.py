@@ -58,8 +58,8 @@ def main() -> None:
     torch.manual_seed(0)
     network = DiT(process.num_ids, process.num_ids, width=256, depth=6, heads=8)
     denoiser = NetworkDenoiser(process, network).eval().to(device)
-    local = LocalRatio.build(denoiser, width=256, depth=0, heads=8).eval().to(device)
-    block = LocalRatio.build(denoiser, width=64, depth=1, heads=4).eval().to(device)
+    local = LocalRatio.build(denoiser, head="own", width=256, depth=0, heads=8).eval().to(device)
+    block = LocalRatio.build(denoiser, head="own", width=64, depth=1, heads=4).eval().to(device)
     sequence = NetworkRatio.build(process, width=64, depth=1, heads=4).eval().to(device)
     for dit in (network, local.network.dit, block.network.dit, sequence.network.dit):
         nn.init.normal_(dit.head.weight, std=0.1)  # zero by default; the draws should not be degenerate

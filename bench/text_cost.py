@@ -84,8 +84,8 @@ def costs(device: torch.device, quick: bool) -> dict[str, float]:
     planner = prepare(Planner.build(process, width=128, depth=4, heads=4), device)
     ratios: dict[str, Ratio | None] = {
         "unguided": None,
-        "local": prepare(LocalRatio.build(denoiser, width=256, depth=0, heads=4), device),
-        "local-block": prepare(LocalRatio.build(denoiser, width=128, depth=1, heads=4), device),
+        "local": prepare(LocalRatio.build(denoiser, head="own", width=256, depth=0, heads=4), device),
+        "local-block": prepare(LocalRatio.build(denoiser, head="own", width=128, depth=1, heads=4), device),
         "late-injection": prepare(LateRatio.build(process, width=128, depth=4, heads=4), device),
         "sequence": prepare(NetworkRatio.build(process, width=128, depth=4, heads=4), device),
         "sequence-paper": prepare(NetworkRatio.build(process, width=96, depth=8, heads=4), device),

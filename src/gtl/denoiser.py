@@ -31,12 +31,14 @@ class Prediction(NamedTuple):
     hidden: the trunk's hidden states, (B, L, D) each, from the embedding to the last; empty where there is no trunk.
     source: (B, P, K), of a guided denoiser what its frozen source said; None of any other.
     score: (B, P, K), of a score model the concrete score that it gave.
+    readout: (K, D), the head's weights, which read the last hidden state.
     """
 
     log_probs: Tensor
     hidden: tuple[Tensor, ...] = ()
     source: Tensor | None = None
     score: Tensor | None = None
+    readout: Tensor | None = None
 
 
 class Denoiser(nn.Module, ABC):
@@ -145,7 +147,9 @@ class NetworkDenoiser(Denoiser):
             if t is None:
                 raise ValueError(f"under {self.process.name} noise a denoiser needs the time: pass t")
             logits = logits + self.process.likelihood(tokens, torch.zeros_like(t), t).log().to(logits)
-        return Prediction(self.carry_over(tokens, (logits + self.ban).log_softmax(-1)), hidden)
+        return Prediction(
+            self.carry_over(tokens, (logits + self.ban).log_softmax(-1)), hidden, readout=self.network.head.weight
+        )
 
 
 def nelbo(

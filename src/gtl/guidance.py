@@ -167,4 +167,5 @@ class Guided(Denoiser):
             candidates = top_candidates(source.log_probs, self.n_ratio, self.process.mask_id)
             log_r = self.ratio.log_ratio(z, positions, candidates, t, source)
             guided = guide(source.log_probs, log_r, gamma, candidates, self.keep_tail)
-        return Prediction(self.carry_over(tokens, guided), source.hidden, source.log_probs)
+        log_probs = self.carry_over(tokens, guided)
+        return Prediction(log_probs, source.hidden, source.log_probs, readout=source.readout)

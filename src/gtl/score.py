@@ -80,4 +80,5 @@ class ScoreDenoiser(NetworkDenoiser):
         log_score, tokens, hidden = self.outputs(z, t, positions)
         score = log_score.scatter(-1, tokens.unsqueeze(-1), 0.0).exp()
         score = score.masked_fill(self.ban == -torch.inf, 0.0).double()
-        return Prediction(self.process.mean(tokens, score, t).float(), hidden, score=score)
+        log_probs = self.process.mean(tokens, score, t).float()
+        return Prediction(log_probs, hidden, score=score, readout=self.network.head.weight)

@@ -17,7 +17,7 @@ def recipe(problem: Problem, part: Part) -> Trained:
     t = problem.training
     torch.manual_seed(problem.seed)
     if part.start is None:
-        ratio: Ratio = LocalRatio.build(problem.source, t.features, **vars(t.ratio))
+        ratio: Ratio = LocalRatio.build(problem.source, t.features, t.head, **vars(t.ratio))
     else:
         assert part.start.ratio is not None
         ratio = copy.deepcopy(part.start.ratio)

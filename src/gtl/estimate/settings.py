@@ -81,6 +81,9 @@ class Training:
     """How many sequences the local ratio's pull toward r = 1 is worth."""
     features: bool = True
     """Whether the local ratio reads the denoiser's hidden states."""
+    head: Literal["own", "source", "auto"] = "auto"
+    """Whether the local ratio has an embedding and a head of its own or works through the source's; auto does where
+    there are more tokens than the source is wide."""
     knn_keys: int = 32_768
     """Keys, about, in a store of neighbours; sequences are corrupted as often as it takes, at most 64 times."""
     warm_start: bool = True

@@ -159,7 +159,7 @@ class DiT(nn.Module):
         """Builds the network.
 
         Args:
-            num_ids: token ids that may come in, the mask among them.
+            num_ids: token ids that may come in, the mask among them; 0 for a network that reads `extra` alone.
             outputs: numbers that the head gives for each position.
             width: size of the hidden states; must be an even multiple of `heads`.
             depth: number of blocks.
@@ -220,7 +220,7 @@ class DiT(nn.Module):
             if t is None:
                 raise ValueError("this network is conditioned on time: pass t")
             condition = self.time(t)
-        h = self.embedding(z)
+        h = self.embedding(z) if self.num_ids else torch.zeros_like(extra)  # type: ignore[arg-type]
         h = h * self.width**0.5 if self.tied else h
         kind = z.device.type
         if kind != "meta" and torch.is_autocast_enabled(kind):  # the residual stream too: half of the memory traffic

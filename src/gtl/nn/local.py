@@ -6,6 +6,13 @@ The frozen states say what the source model knows of a position; the embedding a
 the target needs and the source never looked at (a chain that forgets at once teaches no long memory). The head starts
 at zero, so g = 0 at first. Without blocks (depth 0) every position is on its own, and only those asked for are
 computed.
+
+With 30,000 tokens an embedding and a head of its own would be nearly all of the network. It can do without: the frozen
+embedding is among the states, and g can go through the frozen head E (K, D),
+
+    g = E W' h + b,        W' (D, width),
+
+so that words which the source knows to be alike are moved together.
 """
 
 from collections.abc import Sequence
@@ -25,18 +32,23 @@ class LocalDiT(nn.Module):
 
     hot = ("forward",)
 
-    def __init__(self, dit: DiT, states: int = 0, features: int = 0) -> None:
+    def __init__(self, dit: DiT, states: int = 0, features: int = 0, borrowed: int = 0) -> None:
         """Wraps the trunk.
 
         Args:
-            dit: blocks and head, one output for each token id.
+            dit: blocks and head, one output for each token id, or `features` outputs where the head is borrowed.
             states: how many hidden states of the frozen network are mixed; 0 leaves it out.
             features: their width.
+            borrowed: token ids of the frozen head that g goes through; 0 for a head of its own.
         """
         super().__init__()
-        if (states == 0) != (features == 0) or min(states, features) < 0:
+        if (states == 0) != (features == 0) or min(states, features, borrowed) < 0:
             raise ValueError(f"states={states} and features={features}: give both, or none")
-        self.dit, self.states, self.features = dit, states, features
+        if borrowed and (dit.num_ids, dit.outputs) != (0, features):
+            raise ValueError(f"borrowed={borrowed}: the trunk must read {features} features alone and give as many")
+        self.dit, self.states, self.features, self.borrowed = dit, states, features, borrowed
+        if borrowed:
+            self.bias = nn.Parameter(torch.zeros(borrowed))
         if states:
             self.mix = nn.Parameter(torch.zeros(states))
             self.project = nn.Linear(features, dit.width, bias=False)
@@ -48,6 +60,7 @@ class LocalDiT(nn.Module):
         hidden: Sequence[Tensor] = (),
         t: Tensor | None = None,
         positions: Tensor | None = None,
+        readout: Tensor | None = None,
     ) -> Tensor:
         """g at the positions (B, P) asked for, all by default.
 
@@ -56,6 +69,7 @@ class LocalDiT(nn.Module):
             hidden: the frozen network's states, (B, L, features) each.
             t: (B,), times, where the trunk is conditioned on them.
             positions: (B, P); -1 is padding.
+            readout: (K, features), the frozen head's weights, where it is borrowed.
         """
         if self.states and [h.shape[-1] for h in hidden] != [self.features] * self.states:
             found = f"{len(hidden)} of width {hidden[0].shape[-1]}" if hidden else "none"
@@ -69,13 +83,20 @@ class LocalDiT(nn.Module):
             mixed = [w * F.layer_norm(h, h.shape[-1:]) for w, h in zip(weights, hidden, strict=True)]
             extra = self.project(torch.stack(mixed).sum(0))
         h = self.dit.trunk(z, t, extra)
-        return self.dit.head(h if positions is None else gather_positions(h, positions))
+        out = self.dit.head(h if positions is None else gather_positions(h, positions))
+        if not self.borrowed:
+            return out
+        if readout is None or readout.shape != (self.borrowed, self.features):
+            found = "none" if readout is None else f"one of shape {tuple(readout.shape)}"
+            raise ValueError(f"this network borrows a head of shape {(self.borrowed, self.features)}; got {found}")
+        return F.linear(out, readout.detach().to(out.dtype)) + self.bias
 
     def config(self) -> dict[str, Any]:
         """What `from_config` needs."""
-        return {"dit": self.dit.config(), "states": self.states, "features": self.features}
+        names = ("states", "features", "borrowed")
+        return {"dit": self.dit.config(), **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "LocalDiT":
         """A network of the same shape."""
-        return cls(DiT(**config["dit"]), config["states"], config["features"])
+        return cls(DiT(**config["dit"]), config["states"], config["features"], config.get("borrowed", 0))

@@ -9,7 +9,7 @@ and the same network serves every process.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -19,7 +19,9 @@ from gtl.nn.local import LocalDiT
 from gtl.process import Process
 from gtl.ratio.base import ConditionalRatio
 
-__all__ = ["LocalRatio"]
+__all__ = ["Head", "LocalRatio"]
+
+Head = Literal["own", "source", "auto"]
 
 
 class LocalRatio(ConditionalRatio):
@@ -31,24 +33,34 @@ class LocalRatio(ConditionalRatio):
         """Wraps a network with one output for each token id."""
         super().__init__()
         dit = network.dit
-        if (dit.num_ids, dit.outputs) != (process.num_ids, process.num_ids):
+        known, outputs = network.borrowed or dit.num_ids, network.borrowed or dit.outputs
+        if (known, outputs) != (process.num_ids, process.num_ids):
             raise ValueError(
-                f"the network knows {dit.num_ids} ids and has {dit.outputs} outputs; "
-                f"the process has {process.num_ids} ids"
+                f"the network knows {known} ids and has {outputs} outputs; the process has {process.num_ids} ids"
             )
         self.process, self.network = process, network
         self.timeless = not dit.time_conditioned
 
     @classmethod
-    def build(cls, denoiser: NetworkDenoiser, features: bool = True, **network: Any) -> "LocalRatio":
+    def build(
+        cls, denoiser: NetworkDenoiser, features: bool = True, head: Head = "auto", **network: Any
+    ) -> "LocalRatio":
         """A fresh local ratio for a denoiser: width, depth, heads, dropout as for `DiT`.
 
-        `features` says whether it reads the denoiser's hidden states or stands on its own trunk alone.
+        `features` says whether it reads the denoiser's hidden states or stands on its own trunk alone, and `head`
+        whether it has an embedding and a head of its own or works through the source's; auto borrows them where there
+        are more tokens than the source is wide.
         """
         process, source = denoiser.process, denoiser.network
-        dit = DiT(process.num_ids, process.num_ids, time_conditioned=source.time_conditioned, **network)
+        if head == "auto":
+            head = "source" if features and process.num_ids > source.width else "own"
+        if head == "source" and not features:
+            raise ValueError("head=source works through the denoiser's hidden states: it needs features")
+        borrowed = process.num_ids if head == "source" else 0
+        inputs, outputs = (0, source.width) if borrowed else (process.num_ids, process.num_ids)
+        dit = DiT(inputs, outputs, time_conditioned=source.time_conditioned, **network)
         shape = (source.depth + 2, source.width) if features else (0, 0)
-        return cls(process, LocalDiT(dit, *shape))
+        return cls(process, LocalDiT(dit, *shape, borrowed))
 
     def forward(
         self,
@@ -56,14 +68,15 @@ class LocalRatio(ConditionalRatio):
         hidden: Sequence[Tensor] = (),
         t: Tensor | None = None,
         positions: Tensor | None = None,
+        readout: Tensor | None = None,
     ) -> Tensor:
         """g (B, P, K) at the positions asked for, all by default."""
-        return self.network(z, hidden, t, positions).float()
+        return self.network(z, hidden, t, positions, readout).float()
 
     def table(self, z: Tensor, positions: Tensor, t: Tensor | None = None, context: Prediction | None = None) -> Tensor:
         if self.network.states and context is None:
             raise ValueError("this ratio reads the denoiser's hidden states: pass context=denoiser(z, t, positions)")
-        return self(z, () if context is None else context.hidden, t, positions)
+        return self(z, *((), t, positions) if context is None else (context.hidden, t, positions, context.readout))
 
     def check(self, denoiser: Denoiser) -> None:
         super().check(denoiser)
