@@ -28,7 +28,7 @@ VERBS: dict[str, Any] = {
     "sample": sample,
     "evaluate": evaluate,
 }
-LISTS = ("--n", "--methods", "--input", "--domain", "--text", "--metrics")
+LISTS = ("--n", "--methods", "--method", "--input", "--domain", "--text", "--metrics", "--outside")
 """Flags that take several values, which may be written apart by blanks or commas."""
 SWITCHES = ("--exclusive", "--skip_bad")
 """Flags that may stand alone."""

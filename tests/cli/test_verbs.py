@@ -185,6 +185,36 @@ def test_whatever_adapt_makes_can_guide(shared: Path, tmp_path: Path, method: st
     assert math.isfinite(found["guided", "nll"])  # type: ignore[arg-type]
 
 
+def test_several_methods_share_what_they_train(shared: Path, tmp_path: Path):
+    """Each in a folder of its own, the same as alone, and a stack trains nothing that was trained already."""
+    tiny = "--training.budget 24 --training.folds 2 --training.ratio.width 8 --training.ratio.heads 2"
+    command = f"adapt {shared / 'denoiser'} {shared / 'tgt.npy'} {tiny} --seed 3"
+    gtl(f"{command} --method gtl-stack finetuned gtl-local", "--out", tmp_path / "all")
+    for method in ("finetuned", "gtl-local"):
+        gtl(f"{command} --method {method}", "--out", tmp_path / method)
+        weights = [folder / "weights.safetensors" for folder in (tmp_path / "all" / method, tmp_path / method)]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+        assert (tmp_path / "all" / method / "config.json").read_text() == (
+            tmp_path / method / "config.json"
+        ).read_text()
+    logged = [json.loads(line) for line in (tmp_path / "all" / "metrics.jsonl").read_text().splitlines()]
+    fits = [line["network"] for line in logged if line.get("step") == max(x["step"] for x in logged if "step" in x)]
+    assert len(fits) == len(set(fits))
+    found = {(row["method"], row["metric"]): row["value"] for row in rows(tmp_path / "all")}
+    assert found["gtl-stack", "steps"] == found["finetuned", "steps"] + found["gtl-local", "steps"]  # type: ignore[operator]
+
+
+def test_some_of_the_rows(shared: Path, tmp_path: Path):
+    """Drawn by the seed; a larger number holds a smaller one's."""
+    tiny = "--training.budget 6 --training.folds 0 --training.ratio.width 8 --training.ratio.heads 2"
+    command = f"adapt {shared / 'denoiser'} {shared / 'tgt.npy'} {tiny} --rows"
+    gtl(f"{command} 5", "--out", tmp_path / "five")
+    assert {row["n"] for row in rows(tmp_path / "five")} == {5}
+    with pytest.raises(SystemExit):
+        gtl(f"{command} 100000", "--out", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_sum_of_folders(shared: Path, tmp_path: Path):
     """A sum of one ratio's parts is that ratio; a term without a weight counts once; its own gamma counts in `auto`."""
 

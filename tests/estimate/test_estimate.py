@@ -344,3 +344,12 @@ def test_warm_start_copies_all_but_the_head():
     made.training.warm_start = False
     cold = made.fresh_sequence_ratio("sum")
     assert not torch.equal(cold.network.dit.embedding.weight, made.source.network.embedding.weight)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_warm_start_takes_over_what_the_source_embeds(tied):
+    source = DiT(7, 7, 16, 2, 2, tied=tied)
+    network = DiT(7, 1, 16, 1, 2)
+    warm_start(network, source)
+    z = torch.arange(7).unsqueeze(0)
+    torch.testing.assert_close(network.layers(z)[1], source.layers(z)[1])

@@ -56,9 +56,10 @@ class FreeTable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.dit, self.states = SimpleNamespace(num_ids=4, outputs=4, time_conditioned=False, depth=0), 0
+        self.borrowed = 0
         self.values = nn.Parameter(torch.zeros(16, 2, 4))
 
-    def forward(self, z, hidden=(), t=None, positions=None):
+    def forward(self, z, hidden=(), t=None, positions=None, readout=None):
         values = self.values[state(z)]
         return values if positions is None else gather_positions(values, positions)
 

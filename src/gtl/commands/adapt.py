@@ -9,7 +9,7 @@ import torch
 from gtl.data.prepared import check_meta, same_tokens
 from gtl.data.tokens import check_tokens, folds, read_meta, read_split, read_tokens, split
 from gtl.denoiser import NetworkDenoiser, nll
-from gtl.estimate import METHODS, Problem, Training, needs_source
+from gtl.estimate import METHODS, Adapted, Problem, Training, needs_source
 from gtl.progress import Bar
 from gtl.ratio import Ratio
 from gtl.run import Run, check_folder
@@ -26,7 +26,8 @@ def adapt(
     target: str,
     out: str | None = None,
     source: str | None = None,
-    method: str = "gtl-local",
+    method: list[str] | str = "gtl-local",
+    rows: int | None = None,
     held_out: float = 0.1,
     seed: int = 0,
     training: Training = Training(),  # noqa: B008
@@ -42,16 +43,22 @@ def adapt(
             those with -iw).
         method: gtl-local, gtl-knn and gtl-stack (both and fine-tuning, added up) need no source data; finetuned,
             lora and vanilla are the baselines. gtl-local-iw, finetuned-iw, ... borrow source sequences that look like
-            target.
+            target. Several (--method finetuned gtl-stack) train once what they share, and each has a folder of its own
+            below --out.
+        rows: how many of the target's sequences to use, drawn by --seed; all by default.
         held_out: share of the target that is held out at a time; where that is under 50 sequences, folds take turns.
-        seed: of folds, weights and batches.
+        seed: of the rows, folds, weights and batches.
         training: sizes and budgets.
     """
     settings = locals() | {"training": asdict(training)}
+    methods = [method] if isinstance(method, str) else list(dict.fromkeys(method))
     if out is not None:
         check_folder(Path(out))
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; choose among {', '.join(METHODS)}")
+    if not methods:
+        raise ValueError(f"--method names none; choose among {', '.join(METHODS)}")
+    for name in methods:
+        if name not in METHODS:
+            raise ValueError(f"unknown method {name!r}; choose among {', '.join(METHODS)}")
     if not 0 < held_out < 1:
         raise ValueError(f"held_out={held_out} must be a fraction between 0 and 1")
     if seed < 0:
@@ -61,27 +68,48 @@ def adapt(
     process = model.process
     check_meta(read_meta(target), process.num_ids, process.mask_id, target)
     x = check_tokens(read_tokens(target), process.num_ids, process.mask_id, target).long()
+    if rows is not None:
+        if not 2 <= rows <= len(x):
+            raise ValueError(f"rows={rows}: {target} has {len(x)} sequences, and at least 2 are needed")
+        x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:rows]]
     empty = x[:0]
     source_data = empty, empty
     if source is not None:
         metas = {name: read_meta(name) for name in (target, source)}
         same_tokens(metas)
-        rows = check_tokens(read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1])
-        parts = split(rows, held_out, seed) if metas[source] is None else read_split(source, held_out, seed)
+        known = check_tokens(read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1])
+        parts = split(known, held_out, seed) if metas[source] is None else read_split(source, held_out, seed)
         source_data = parts[0].long(), parts[1].long()
-    elif needs_source(method):
-        raise ValueError(f"{method} compares target with source sequences: give --source, or use gtl-local")
+    for name in methods:
+        if source is None and needs_source(name):
+            raise ValueError(f"{name} compares target with source sequences: give --source, or use gtl-local")
     run = Run(out, "adapt", settings, device)
-    with Bar(training.budget) as bar:
-        problem = Problem(training, model, source_data, x, seed, held_out, bar=bar, log=run.log)
-        made = problem.adapted(method)
-    kept = made.denoiser if made.ratio is None else made.ratio
-    assert isinstance(kept, Ratio | NetworkDenoiser)
-    save_model(run.folder, kept)
     some, draws = x[:LOOKED_AT], max(1, min(16, LOOKED_AT // len(x)))
     before = nll(model, some.to(device), draws, torch.Generator(device).manual_seed(seed))
     if not run.has("source", len(x), seed, "nll"):
         run.add("adapt", "source", "nll", before, n=len(x), seed=seed)
+    count = len(folds(x, training.folds, held_out, seed)) if training.folds else 1
+    with Bar(training.budget * len(methods)) as bar:
+        problem = Problem(training, model, source_data, x, seed, held_out, bar=bar, log=run.log)
+        for name in methods:
+            folder = run.folder if len(methods) == 1 else run.folder / name
+            made = problem.adapted(name)
+            keep(run, folder, name, made, len(x), seed)
+            strength = "" if made.ratio is None else f", gamma {made.gamma:g}"
+            if made.borrowed is not None:
+                strength += f", {made.borrowed} source sequences borrowed"
+            print(
+                f"{folder}: held-out nll {made.score:.4f} nats a token over {count} held-out part{'s'[: count > 1]} "
+                f"(the source alone: {before:.4f}){strength}"
+            )
+    run.finish()
+
+
+def keep(run: Run, folder: Path, method: str, made: Adapted, n: int, seed: int) -> None:
+    """Saves a target model, with what is known of it as rows."""
+    kept = made.denoiser if made.ratio is None else made.ratio
+    assert isinstance(kept, Ratio | NetworkDenoiser)
+    save_model(folder, kept)
     for metric, value in (
         ("held_out_nll", made.score),
         ("gamma", made.gamma),
@@ -90,17 +118,7 @@ def adapt(
     ):
         if value is None:
             continue
-        if not run.has(method, len(x), seed, metric) and math.isfinite(value):  # nothing is held out of -epochs
+        if not run.has(method, n, seed, metric) and math.isfinite(value):  # nothing is held out of -epochs
             run.add(
-                "adapt", method, metric, value, n=len(x), seed=seed, seconds=made.seconds,
-                trainable_weights=made.weights,
-            )  # fmt: skip
-    run.finish()
-    count = len(folds(x, training.folds, held_out, seed)) if training.folds else 1
-    strength = "" if made.ratio is None else f", gamma {made.gamma:g}"
-    if made.borrowed is not None:
-        strength += f", {made.borrowed} source sequences borrowed"
-    print(
-        f"{run.folder}: held-out nll {made.score:.4f} nats a token over {count} held-out part{'s'[: count > 1]} "
-        f"(the source alone: {before:.4f}){strength}"
-    )
+                "adapt", method, metric, value, n=n, seed=seed, seconds=made.seconds, trainable_weights=made.weights
+            )

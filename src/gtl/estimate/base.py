@@ -145,6 +145,7 @@ class Problem:
     log: Callable[[dict[str, Any]], None] | None = None
     label: str = ""
     memory: dict[str, Adapted] = field(default_factory=dict)
+    shared: "dict[str, tuple[Attempt, Trained]]" = field(default_factory=dict)
 
     def adapted(self, method: str) -> Adapted:
         """The result of a method, which runs at most once."""
@@ -196,10 +197,16 @@ class Problem:
         final.settle(attempt.index)
         return final
 
+    def trained(self, name: str, recipe: "Recipe") -> "tuple[Attempt, Trained]":
+        """A recipe on every fold and then on all rows, once for all methods that build on it."""
+        if name not in self.shared:
+            parts = self.parts()
+            attempt = self.attempt(name, recipe, parts, self.training.budget // (len(parts) + 1))
+            self.shared[name] = attempt, self.finish(name, recipe, self.target, attempt)
+        return self.shared[name]
+
     def _folds(self, method: str, recipe: "Recipe") -> Adapted:
-        parts = self.parts()
-        attempt = self.attempt(method, recipe, parts, self.training.budget // (len(parts) + 1))
-        final = self.finish(method, recipe, self.target, attempt)
+        attempt, final = self.trained(method, recipe)
         return self.result(final, [*attempt.fits(), *final.fits], attempt.score)
 
     def _once(self, method: str, recipe: "Recipe") -> Adapted:
@@ -340,4 +347,5 @@ def warm_start(network: DiT, source: DiT) -> None:
     if (network.width, network.heads) != (source.width, source.heads):
         return
     known = {k: v for k, v in source.state_dict().items() if not k.startswith("head.")}
+    known["embedding.weight"] = known["embedding.weight"] * source.scale
     network.load_state_dict({k: known.get(k, v).clone() for k, v in network.state_dict().items()})

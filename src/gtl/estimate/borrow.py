@@ -115,8 +115,7 @@ class Borrowing(Problem):
         chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))[:MOST_ROWS]
         rows = rows[chosen]
         parts = self.parts()
-        first = self.attempt(method, recipe, parts, self.training.budget // (len(parts) + 1))
-        final = self.finish(method, recipe, self.target, first)
+        first, final = self.trained(method.removesuffix(ENDING), recipe)
         fits = [*first.fits(), *final.fits]
         alone = self.result(final, fits, first.score)
         target = out_of_fold(self, first.tried, parts)

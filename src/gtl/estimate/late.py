@@ -31,7 +31,7 @@ QUERIES = 2**16
 def warm_start_trunk(network: DiT, source: DiT) -> None:
     """`warm_start` of a trunk that may know one id more than the source, the hole, whose embedding stays as it is."""
     if network.width == source.width and network.num_ids > source.num_ids:
-        hole = network.embedding.weight[source.num_ids :].to(source.embedding.weight)
+        hole = network.embedding.weight[source.num_ids :].to(source.embedding.weight) / source.scale
         source = copy.deepcopy(source)
         source.embedding.weight = nn.Parameter(torch.cat([source.embedding.weight, hole]).detach())
     warm_start(network, source)

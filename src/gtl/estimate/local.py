@@ -22,7 +22,7 @@ def recipe(problem: Problem, part: Part) -> Trained:
         assert part.start.ratio is not None
         ratio = copy.deepcopy(part.start.ratio)
     guided = Guided(problem.source, ratio, 1.0)
-    objective = LikelihoodObjective(guided, part.rows, part.held_out, t.pseudo)
+    objective = LikelihoodObjective(guided, part.rows, part.held_out, t.pseudo, places=t.places)
     fit = problem.fit(part.name, guided, objective, part.steps, stop=part.stop)
     return Trained(problem.source, ratio, [fit])
 

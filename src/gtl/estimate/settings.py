@@ -84,6 +84,9 @@ class Training:
     head: Literal["own", "source", "auto"] = "auto"
     """Whether the local ratio has an embedding and a head of its own or works through the source's; auto does where
     there are more tokens than the source is wide."""
+    places: int | None = None
+    """Positions of a row that the local ratio learns from in a step; by default as many as fit. At large vocabularies
+    more rows with fewer places each teach more for the same work."""
     knn_keys: int = 32_768
     """Keys, about, in a store of neighbours; sequences are corrupted as often as it takes, at most 64 times."""
     warm_start: bool = True
@@ -101,8 +104,8 @@ class Training:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
-        for name in ("lora_rank", "lora_alpha"):
-            if getattr(self, name) < 1:
+        for name in ("lora_rank", "lora_alpha", "places"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("lora_learning_rate", "finetuned_learning_rate"):
             rate = getattr(self, name)

@@ -16,13 +16,14 @@ is a share of the model that they are mixed into, and mixed into the *source* th
 better likelihood, worse samples).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gtl.estimate.base import Adapted, Attempt, Part, Problem, Recipe, Trained
+from gtl.estimate.base import Adapted, Part, Problem, Recipe, Trained
 from gtl.estimate.baselines import recipe as baseline
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
@@ -36,7 +37,7 @@ __all__ = ["stack"]
 
 MEMBERS: dict[str, Recipe] = {
     "finetuned": lambda problem, part: baseline(problem, part, True),
-    "local": local,
+    "gtl-local": local,
 }
 ROWS = 4096
 """Held-out corruptions behind the weights, over all folds."""
@@ -47,7 +48,7 @@ def as_ratio(made: Trained) -> Ratio:
     return DifferenceRatio(made.denoiser) if made.ratio is None else made.ratio  # type: ignore[arg-type]
 
 
-def weighted(weights: list[float], made: list[Trained]) -> Combination:
+def weighted(weights: Sequence[float], made: Sequence[Trained]) -> Combination:
     """The sum of those with a weight."""
     return Combination([(weight, as_ratio(each)) for weight, each in zip(weights, made, strict=True) if weight])
 
@@ -72,12 +73,7 @@ def best_setting(values: np.ndarray) -> int:
 def stack(problem: Problem, method: str) -> Adapted:
     """Ratios, stacked."""
     parts, source = problem.parts(), problem.source
-    steps = problem.training.budget // (len(parts) + 1)
-    attempts: list[Attempt] = []
-    finals: list[Trained] = []
-    for name, recipe in MEMBERS.items():
-        attempts.append(problem.attempt(f"{method}, {name}", recipe, parts, steps))
-        finals.append(problem.finish(f"{method}, {name}", recipe, problem.target, attempts[-1]))
+    attempts, finals = zip(*(problem.trained(name, recipe) for name, recipe in MEMBERS.items()), strict=True)
     folds = [[attempt.tried[number] for attempt in attempts] for number in range(len(parts))]
     rows = -(-ROWS // len(parts))
     evidence = [

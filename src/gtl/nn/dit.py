@@ -193,13 +193,18 @@ class DiT(nn.Module):
         self.register_state_dict_post_hook(_drop_head)
         self.register_load_state_dict_pre_hook(_add_head)
 
+    @property
+    def scale(self) -> float:
+        """What an embedding is multiplied by: tied ones are as small as a head's weights."""
+        return self.width**0.5 if self.tied else 1.0
+
     def untied(self) -> "DiT":
         """A copy that computes the same with an embedding and a head of their own."""
         copied = DiT(**self.config() | {"tied": False}).to(self.head.weight)
         state = self.state_dict()
         if self.tied:
             weight = state["embedding.weight"]
-            state |= {"embedding.weight": weight * self.width**0.5, "head.weight": weight}
+            state |= {"embedding.weight": weight * self.scale, "head.weight": weight}
         copied.load_state_dict(state)
         return copied
 
@@ -221,7 +226,7 @@ class DiT(nn.Module):
                 raise ValueError("this network is conditioned on time: pass t")
             condition = self.time(t)
         h = self.embedding(z) if self.num_ids else torch.zeros_like(extra)  # type: ignore[arg-type]
-        h = h * self.width**0.5 if self.tied else h
+        h = h * self.scale if self.tied else h
         kind = z.device.type
         if kind != "meta" and torch.is_autocast_enabled(kind):  # the residual stream too: half of the memory traffic
             h = h.to(torch.get_autocast_dtype(kind))

@@ -40,6 +40,7 @@ class LikelihoodObjective(Objective):
         logistic_weight: float = 1.0,
         gammas: Sequence[float] = GAMMAS,
         one_place: bool | None = None,
+        places: int | None = None,
     ) -> None:
         """Sets data and regularisation, and freezes the source.
 
@@ -53,6 +54,7 @@ class LikelihoodObjective(Objective):
             gammas: the strengths among which early stopping looks for the best one.
             one_place: whether one position of a row stands for all, in training and in judging; by default for
                 sequence ratios.
+            places: positions of a row that stand for all in training; by default as many as fit.
         """
         super().__init__({"target": x}, None if held_out is None else {"target": held_out})
         if guided.gamma != 1:
@@ -67,12 +69,15 @@ class LikelihoodObjective(Objective):
             self.train["source"] = source
         guided.denoiser.requires_grad_(False)
         self.guided, self.pseudo, self.logistic_weight, self.gammas = guided, pseudo, logistic_weight, tuple(gammas)
+        self.places = places
 
     def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         process, x = self.guided.process, batch["target"]
         t = process.times(len(x), x.device, generator)
         z = process.corrupt(x, t, generator)
         count = 1 if self.one_place else places_that_fit(z, process.num_ids)
+        if self.places is not None:
+            count = min(self.places, x.shape[1] if count is None else count)
         places = None if count is None else process.some_places(z, count, generator)
         made = forward(z, t, places)
         if places is None:
