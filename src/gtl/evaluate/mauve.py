@@ -5,11 +5,13 @@
 p and q are histograms of both sides over the buckets of one k-means on features. Feature = mean of the featurizer's
 last hidden states over the text. 1 is as close as can be, 0 is far. The value depends on the featurizer, on the number
 of sequences, on their length and on the buckets (a tenth of the sequences by default): only numbers that agree in all
-four can be compared, so both sides get equal numbers and equal lengths, and k-means runs from several seeds.
+four can be compared, so both sides get equal numbers and equal lengths, and k-means runs from several seeds. Where
+several methods are compared, give the length (`words`): by default it follows the samples.
 """
 
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,10 +67,10 @@ def enough(samples: int, held_out: int) -> int:
     return count
 
 
-def cut(samples: list[str], held_out: list[str]) -> tuple[list[str], list[str], int]:
-    """Both sides cut to the same number of words, the smaller of the median lengths, and that number."""
+def cut(samples: list[str], held_out: list[str], words: int | None = None) -> tuple[list[str], list[str], int]:
+    """Both sides cut to the same number of words, by default the smaller of the median lengths, and that number."""
     sides = [[text.split() for text in side] for side in (samples, held_out)]
-    words = max(1, min(int(np.median([len(text) for text in side])) for side in sides))
+    words = words or max(1, min(int(np.median([len(text) for text in side])) for side in sides))
     first, second = ([" ".join(text[:words]) for text in side] for side in sides)
     return first, second, words
 
@@ -98,6 +100,12 @@ def embed(
     return features
 
 
+@lru_cache(maxsize=2)
+def embed_once(texts: tuple[str, ...], tokenizer: Any, network: Any) -> NDArray[np.float32]:
+    """`embed` of real text, which many samples are compared with in one process."""
+    return embed(list(texts), tokenizer, network)
+
+
 def mauve_of_features(
     p: NDArray[np.float32],
     q: NDArray[np.float32],
@@ -125,6 +133,7 @@ def mauve_of_texts(
     buckets: int | None = None,
     seed: int = 0,
     on_progress: Callable[[float], None] | None = None,
+    words: int | None = None,
 ) -> Mauve:
     """MAUVE of samples against held-out text.
 
@@ -136,22 +145,27 @@ def mauve_of_texts(
         buckets: of k-means, a tenth of the sequences on each side by default.
         seed: of the choice of sequences on the side that has more.
         on_progress: called with the share that is done.
+        words: that both sides are cut to; by default the smaller of their median lengths.
     """
     count, random = min(len(samples), len(held_out)), np.random.default_rng(seed)
     sides = [[side[i] for i in sorted(random.permutation(len(side))[:count])] for side in (samples, held_out)]
-    first, second, words = cut(*sides)
+    first, second, words = cut(sides[0], sides[1], words)
 
     def share(start: float, size: float) -> Callable[[float], None]:
         return lambda done: on_progress(start + size * done) if on_progress is not None else None
 
     p = embed(first, *featurizer, on_progress=share(0.0, 0.35))
-    q = embed(second, *featurizer, on_progress=share(0.35, 0.35))
+    q = embed_once(tuple(second), *featurizer)
+    share(0.35, 0.35)(1.0)
     values, used = mauve_of_features(p, q, seeds, buckets, share(0.7, 0.3))
     return Mauve(values, used, words)
+
+
+load_once = lru_cache(maxsize=1)(load)
 
 
 def open_featurizer(name: str, device: str | torch.device) -> tuple[Any, Any]:
     """Tokenizer and network of a featurizer; MAUVE's own package must be there as well."""
     package()
-    tokenizer, network = load(name, "featurizer", "AutoModel")
+    tokenizer, network = load_once(name, "featurizer", "AutoModel")
     return tokenizer, network.to(device)

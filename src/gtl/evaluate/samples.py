@@ -62,6 +62,7 @@ class Samples:
     language_model: str | None = None
     kmeans_seeds: int = 5
     buckets: int | None = None
+    words: int | None = None
     seed: int = 0
     device: str | torch.device = "cpu"
 
@@ -70,6 +71,8 @@ class Samples:
             raise ValueError(f"kmeans_seeds={self.kmeans_seeds} must be at least 1")
         if self.buckets is not None and self.buckets < 2:
             raise ValueError(f"buckets={self.buckets} must be at least 2")
+        if self.words is not None and self.words < 1:
+            raise ValueError(f"words={self.words} must be at least 1")
         self.reader: Reader = open_reader(self.tokenizer, self.data, self.train, self.source)
         if self.reader.tokenizer is None and {"mauve", "perplexity"} & {*self.metrics}:
             name = "mauve" if "mauve" in self.metrics else "perplexity"
@@ -120,7 +123,7 @@ class Samples:
     def _mauve(self, on_progress: Progress) -> list[Value]:
         samples, held_out = (self.reader.texts(self.sides[name]) for name in ("samples", "held_out"))
         options = (self.kmeans_seeds, self.buckets, self.seed, on_progress)
-        found = mauve_of_texts(samples, held_out, self.features, *options)
+        found = mauve_of_texts(samples, held_out, self.features, *options, self.words)
         about = [("mauve_buckets", found.buckets), ("mauve_words", found.words), ("mauve_seeds", len(found.values))]
         values = [*about, ("mauve_spread", found.spread), ("mauve", found.mean)]
         return [("samples", metric, float(value)) for metric, value in values]
