@@ -12,6 +12,7 @@ from gtl.commands.adapt import adapt
 from gtl.commands.diagnose import diagnose
 from gtl.commands.evaluate import evaluate
 from gtl.commands.markov import demo, reproduce
+from gtl.commands.mix import mix
 from gtl.commands.prepare import prepare
 from gtl.commands.sample import sample
 from gtl.commands.train import train
@@ -22,13 +23,14 @@ VERBS: dict[str, Any] = {
     "demo": demo,
     "reproduce": reproduce,
     "prepare": prepare,
+    "mix": mix,
     "train": train,
     "diagnose": diagnose,
     "adapt": adapt,
     "sample": sample,
     "evaluate": evaluate,
 }
-LISTS = ("--n", "--methods", "--method", "--input", "--domain", "--text", "--metrics", "--outside")
+LISTS = ("--n", "--methods", "--method", "--input", "--domain", "--text", "--metrics", "--outside", "--stages")
 """Flags that take several values, which may be written apart by blanks or commas."""
 SWITCHES = ("--exclusive", "--skip_bad")
 """Flags that may stand alone."""

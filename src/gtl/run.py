@@ -26,7 +26,7 @@ import yaml
 
 from gtl.train.checkpoint import atomic, write_json
 
-__all__ = ["Row", "Run", "check_folder", "device_name", "read_rows"]
+__all__ = ["Row", "Run", "check_folder", "command_line", "device_name", "read_rows"]
 
 STARTED = time.time()
 """When this process began, about."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from gtl.data.prepared import check_meta, same_tokens
-from gtl.data.tokens import check_tokens, folds, read_meta, read_split, read_tokens, split
+from gtl.data.tokens import check_tokens, folds, read_meta, read_split, read_tokens, split, write_tokens
 from gtl.denoiser import NetworkDenoiser, nll
 from gtl.estimate import METHODS, Adapted, Problem, Training, needs_source
 from gtl.progress import Bar
@@ -84,6 +84,8 @@ def adapt(
         if source is None and needs_source(name):
             raise ValueError(f"{name} compares target with source sequences: give --source, or use gtl-local")
     run = Run(out, "adapt", settings, device)
+    if rows is not None:
+        write_tokens(run.folder / "target.npy", x)
     some, draws = x[:LOOKED_AT], max(1, min(16, LOOKED_AT // len(x)))
     before = nll(model, some.to(device), draws, torch.Generator(device).manual_seed(seed))
     if not run.has("source", len(x), seed, "nll"):

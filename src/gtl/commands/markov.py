@@ -6,6 +6,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from gtl.commands.arxiv import reproduce_arxiv
 from gtl.report.markov import TITLES
 from gtl.report.table import heading, pivot
 from gtl.reproduce.markov import PRESETS, Protocol, reproduce_markov
@@ -40,9 +41,13 @@ def demo(out: str | None = None, seed: int = 0) -> None:
 
 
 def reproduce(
-    experiment: Literal["markov"],
+    experiment: Literal["markov", "arxiv"],
     preset: Literal["small", "demo", "paper"] = "small",
     out: str | None = None,
+    recipe: str | None = None,
+    stages: list[str] | None = None,
+    jobs: int = 1,
+    minutes: float | None = None,
     process: Literal["masked", "uniform", "d3pm", "ctmc"] | None = None,
     name: str | None = None,
     seeds: int = 1,
@@ -79,10 +84,15 @@ def reproduce(
     """Runs one of the paper's experiments; what is not given comes from the preset.
 
     Args:
-        experiment: markov is the paper's Table 1.
+        experiment: markov is the paper's Table 1; arxiv its language experiments, from a --recipe.
         preset: small is sized for a CPU, demo for two cores and six minutes; paper is the paper's own protocol, meant
             for a GPU.
         out: folder for the results; by default a new one under runs/.
+        recipe: of arxiv, a file such as recipes/arxiv-small.yaml.
+        stages: of arxiv, some of prepare, train, diagnose, adapt, likelihood, sample, measure, judge, figures; all by
+            default. What is done already is passed over.
+        jobs: of arxiv, commands that run side by side.
+        minutes: of arxiv, a time limit; the same command goes on after it.
         process: the noise; d3pm is a discretised Gaussian, ctmc uniform rates with a score model. Other than masked, it
             is sampled in 64 steps (ancestral, or tau-leaping for ctmc).
         name: what the rows call the experiment, for chains other than the paper's.
@@ -118,8 +128,16 @@ def reproduce(
         compile: whether networks are trained through torch.compile.
     """
     given = {key: value for key, value in locals().items() if value is not None}
-    for key in ("experiment", "preset", "out", "seeds", "first_seed"):
+    for key in ("experiment", "preset", "out", "seeds", "first_seed", "recipe", "stages", "jobs", "minutes"):
         given.pop(key, None)
+    if experiment == "arxiv":
+        if recipe is None:
+            raise ValueError("reproduce arxiv needs --recipe, for example recipes/arxiv-small.yaml")
+        if given:
+            raise ValueError(f"--{next(iter(given))} is for markov; of arxiv it stands in the recipe")
+        return reproduce_arxiv(recipe, out, stages, jobs, minutes)
+    if recipe is not None or stages is not None or minutes is not None or jobs != 1:
+        raise ValueError("--recipe, --stages, --jobs and --minutes are for arxiv")
     if process not in (None, "masked"):
         given.setdefault("name", f"{experiment}-{process}")
         given.setdefault("sampler", "tau-leaping" if process == "ctmc" else "ancestral")

@@ -1,0 +1,107 @@
+"""What the pieces of the arXiv experiments measured, as rows of one table, and the figures from them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from gtl.data.prepared import read_meta
+from gtl.report.arxiv import by_fraction, samples_page, sweep
+from gtl.report.markov import TITLES
+from gtl.report.table import markdown
+from gtl.reproduce.arxiv import Recipe
+from gtl.reproduce.pieces import Piece
+from gtl.run import Row, read_rows
+from gtl.train.checkpoint import atomic, write_json
+
+__all__ = ["draw_figures", "rows_of"]
+
+NAMES = {"domain_score": "domain"}
+"""Metrics that figures call by another name."""
+FITTED = ("held_out_nll", "gamma", "steps", "borrowed")
+PANELS = ("mauve", "nll", "domain")
+
+
+def rows_of(pieces: Iterable[Piece], command: str) -> list[Row]:
+    """The rows of all pieces that are done, each under the name of its method, with that method's weights."""
+    done = [piece for piece in pieces if piece.about and (piece.folder / "FINISHED").is_file()]
+    rows = [row for piece in done for row in renamed(piece)]
+    weights = {(r.experiment, r.method, r.n): r.trainable_weights for r in rows if r.trainable_weights}
+    return [
+        replace(row, command=command, trainable_weights=weights.get((row.experiment, row.method, row.n)))
+        for row in dict.fromkeys(rows)
+    ]
+
+
+def renamed(piece: Piece) -> Iterator[Row]:
+    """What one piece measured."""
+    about = piece.about
+    share, n = about["share"], about["n"]
+    main, swept = (f"arxiv-r{share:g}" if share else "arxiv"), f"arxiv-sweep-r{share:g}"
+    experiment, method = (swept, about["sweep"]) if "sweep" in about else (main, about.get("method", ""))
+    seed = 10 * about["subset"] + about["draw"] if "draw" in about else about["subset"]
+    who = "guided" if "--ratio" in piece.command else "source"
+    for row in read_rows(piece.folder / "results.json"):
+        metric = NAMES.get(row.metric, row.metric)
+        if piece.stage == "adapt":
+            if metric in FITTED:
+                yield replace(row, experiment=main)
+        elif piece.stage == "likelihood":
+            if metric.startswith("outside@"):
+                name = f"n_ratio={metric.partition('@')[2]}"
+                yield replace(row, experiment=swept, method=name, metric="outside", n=None, seed=seed)
+            elif row.method == who:
+                yield replace(row, experiment=experiment, method=method, n=n, seed=seed)
+        elif row.method == "samples":
+            yield replace(row, experiment=experiment, method=method, metric=metric, n=n, seed=seed)
+        elif row.method == "held_out" and method == "source" and not about["draw"]:
+            yield replace(row, experiment=experiment, method="real", metric=metric, n=None, seed=0, seconds=None)
+
+
+def draw_figures(recipe: Recipe, out: Path, pieces: Sequence[Piece], command: str) -> list[Path]:
+    """Writes rows, tables, figures and samples from what is there; returns the files."""
+    rows = rows_of(pieces, command)
+    if not rows:
+        raise FileNotFoundError(f"{out}: nothing is measured yet; run the earlier stages first")
+    order = {metric: index for index, metric in enumerate((*PANELS, "masked_nll"))}
+    rows.sort(key=lambda row: (row.experiment, order.get(row.metric, len(order)), row.metric))
+    made = [out / "results.json", out / "results.md", out / "samples.md"]
+    write_json(made[0], [asdict(row) for row in rows])
+    write(made[1], markdown(rows))
+    main = [row for row in rows if row.experiment == "arxiv"]
+    panels = [metric for metric in PANELS if any(row.metric == metric and row.n is not None for row in main)]
+    meta = read_meta(out / "data" / "target")
+    if panels and meta is not None:
+        made.append(out / "fractions.png")
+        by_fraction(made[-1], main, panels, TITLES | {"real": "real text"}, meta.splits["train"].segments)
+    panels = [m for m in ("domain", "mauve", "outside") if any(r.metric == m and "sweep" in r.experiment for r in rows)]
+    if panels:
+        made.append(out / "sweep.png")
+        sweep(made[-1], rows, panels)
+    write(made[2], samples_page(shown(recipe, pieces)))
+    return made
+
+
+def shown(recipe: Recipe, pieces: Iterable[Piece]) -> dict[str, list[str]]:
+    """The first samples of each method, of the first subset and draw, at the middle fraction of the first world."""
+    found: dict[str, list[str]] = {}
+    first = recipe.worlds[0]
+    numbers = sorted({p.about["n"] for p in pieces if p.stage == "adapt" and p.about["share"] == first.share})
+    middle = numbers[len(numbers) // 2] if numbers else None
+    for piece in pieces:
+        if piece.stage != "sample" or not (piece.folder / "samples.txt").is_file():
+            continue
+        wanted: dict[str, Any] = {"share": first.share, "subset": recipe.subsets[0], "draw": recipe.draws[0]}
+        if "sweep" in piece.about or piece.about["n"] not in (None, middle):
+            continue
+        if all(piece.about.get(key, value) == value for key, value in wanted.items()):
+            n = piece.about["n"]
+            title = TITLES.get(piece.about["method"], piece.about["method"]) + ("" if n is None else f", n = {n:,}")
+            found[title] = (piece.folder / "samples.txt").read_text().splitlines()
+    return found
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a text file atomically."""
+    with atomic(path) as handle:
+        handle.write(text.encode())
