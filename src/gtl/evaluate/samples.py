@@ -6,13 +6,14 @@ sees the level of real text. Everything is opened and checked before anything is
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gtl.evaluate.diversity import diversity, token_entropy
-from gtl.evaluate.domain import FEWEST, fit_domain
+from gtl.evaluate.domain import FEWEST, Domain, DomainClassifier, fit_domain
 from gtl.evaluate.mauve import enough, mauve_of_texts, open_featurizer
 from gtl.evaluate.memorisation import memorisation
 from gtl.evaluate.perplexity import generative_perplexity, open_language_model
@@ -33,6 +34,8 @@ METRICS: dict[str, tuple[str | None, str]] = {
 """The flag that a metric needs, and the last of the samples' rows that it writes."""
 STEPS = 300
 """Of the domain classifier, at most."""
+TRAINED: dict[tuple[object, ...], tuple[DomainClassifier, Domain]] = {}
+"""The last domain classifier, by what it was trained on."""
 
 
 def choose(metrics: list[Metric] | None, given: dict[str, str | None]) -> list[str]:
@@ -136,14 +139,24 @@ class Samples:
 
         return self._beside(of, on_progress)
 
+    def _classifier(
+        self, source: Tensor, target: Tensor, num_ids: int, on_progress: Progress
+    ) -> tuple[DomainClassifier, Domain]:
+        """The judge of the domain, trained once for all samples that one process compares with the same data."""
+        key = num_ids, self.seed, *(sha256(x.numpy().tobytes()).hexdigest() for x in (source, target))
+        if key not in TRAINED:
+            TRAINED.clear()
+            made = fit_domain(source, target, num_ids, STEPS, self.seed, lambda step: on_progress(step / STEPS))
+            TRAINED[key] = made
+        return TRAINED[key]
+
     def _domain(self, on_progress: Progress) -> list[Value]:
         source, target = self.domains
         samples = self.reader.content(self.all_samples)
         length = min(x.shape[1] for x in (source, target, samples))  # the length must not tell the domains apart
-        num_ids = int(max(x.max() for x in (source, target, samples))) + 1
-        classifier, found = fit_domain(
-            source[:, :length], target[:, :length], num_ids, STEPS, self.seed, lambda step: on_progress(step / STEPS)
-        )
+        most = int(max(x.max() for x in (source, target, samples))) + 1
+        num_ids = most if self.reader.tokenizer is None else self.reader.num_ids
+        classifier, found = self._classifier(source[:, :length], target[:, :length], num_ids, on_progress)
         return [
             ("classifier", "domain_accuracy", found.accuracy),
             ("classifier", "domain_auc", found.auc),

@@ -64,7 +64,7 @@ LOOKS = (
     Look("#8c564b", "<", (0, (1, 2))),
     Look("#332288", "h", (0, (6, 1, 2, 1))),
 )
-METHODS = ("vanilla", "finetuned", "lora", "gtl-local", "gtl-local-iw", "gtl-knn", "gtl-stack", "finetuned-iw")
+METHODS = ("vanilla", "finetuned", "lora", "gtl-local", "gtl-paper", "gtl-local-iw", "gtl-stack", "finetuned-iw")
 """Methods that look the same in every figure, in the order of LOOKS; others take what is left."""
 FLAT: tuple[Dashes, ...] = ((0, (8, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)))
 """Dashes of what has no n."""
@@ -205,7 +205,7 @@ def grid(rows: int, columns: int, width: float, height: float, shared: bool) -> 
 def dodged(x: ArrayLike, index: int, count: int) -> NDArray[np.float64]:
     """Rising x moved a little to the side, so that the bars of `count` lines do not hide each other."""
     places = np.asarray(x, np.float64)
-    gap = np.diff(places).min() if len(places) > 1 else 1.0
+    gap = min(np.diff(places).min(), 0.15 * np.ptp(places)) if len(places) > 1 else 1.0
     return places + 0.45 * gap * ((index + 0.5) / count - 0.5)
 
 

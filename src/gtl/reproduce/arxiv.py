@@ -15,7 +15,7 @@ A row of a sample has the seed 10 S + D; one of a likelihood has S.
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,10 @@ class Sweep:
     fraction: float
     gammas: list[float]
     n_ratio: list[int]
+    subsets: list[int] = field(default_factory=lambda: [0])
+    """Those of the recipe's that it is done for."""
+    draws: list[int] = field(default_factory=lambda: [0])
+    """Seeds of its samples."""
     outside: list[int] = field(default_factory=list)
     """Numbers of candidates for which the target mass outside them is measured; by default those of n_ratio."""
 
@@ -238,8 +242,10 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
                 needs = (places.model, cell)
                 yield likelihood(recipe, places, name, model, needs, here)
                 yield from drawn(recipe, places, name, model, needs, here, {})
-                if recipe.sweep is not None and (method, fraction) == (recipe.sweep.method, recipe.sweep.fraction):
-                    yield from swept(recipe, recipe.sweep, places, name, model, needs, here)
+                sweep = recipe.sweep
+                here_too = sweep is not None and (method, fraction) == (sweep.method, sweep.fraction)
+                if sweep is not None and here_too and subset in sweep.subsets:
+                    yield from swept(recipe, sweep, places, name, model, needs, here)
 
 
 def swept(
@@ -256,7 +262,8 @@ def swept(
         for n_ratio in sweep.n_ratio:
             here = about | {"sweep": f"gamma={gamma:g},n_ratio={n_ratio}"}
             extra = {"gamma": gamma, "n_ratio": n_ratio}
-            yield from drawn(recipe, places, f"{name}-g{gamma:g}-k{n_ratio}", model, needs, here, extra)
+            name_here = f"{name}-g{gamma:g}-k{n_ratio}"
+            yield from drawn(replace(recipe, draws=sweep.draws), places, name_here, model, needs, here, extra)
 
 
 def likelihood(
