@@ -30,7 +30,18 @@ VERBS: dict[str, Any] = {
     "sample": sample,
     "evaluate": evaluate,
 }
-LISTS = ("--n", "--methods", "--method", "--input", "--domain", "--text", "--metrics", "--outside", "--stages")
+LISTS = (
+    "--n",
+    "--methods",
+    "--method",
+    "--input",
+    "--domain",
+    "--text",
+    "--metrics",
+    "--outside",
+    "--stages",
+    "--shares",
+)
 """Flags that take several values, which may be written apart by blanks or commas."""
 SWITCHES = ("--exclusive", "--skip_bad")
 """Flags that may stand alone."""

@@ -11,7 +11,14 @@ from gtl.reproduce.pieces import Report, run_pieces
 __all__ = ["reproduce_arxiv"]
 
 
-def reproduce_arxiv(recipe: str, out: str | None, stages: list[str] | None, jobs: int, minutes: float | None) -> None:
+def reproduce_arxiv(
+    recipe: str,
+    out: str | None,
+    stages: list[str] | None,
+    shares: list[float] | None,
+    jobs: int,
+    minutes: float | None,
+) -> None:
     """Runs the stages of a recipe, each piece once; see `gtl reproduce --help`."""
     asked = list(STAGES) if stages is None else stages
     if unknown := [stage for stage in asked if stage not in STAGES]:
@@ -21,6 +28,11 @@ def reproduce_arxiv(recipe: str, out: str | None, stages: list[str] | None, jobs
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes={minutes} must be positive")
     plan = read_recipe(Path(recipe))
+    if shares is not None:
+        known = [world.share for world in plan.worlds]
+        if not shares or {*shares} - {*known}:
+            raise ValueError(f"--shares {shares}: choose among the recipe's, {', '.join(f'{r:g}' for r in known)}")
+        plan.worlds = [world for world in plan.worlds if world.share in shares]
     folder = Path("runs") / Path(recipe).stem if out is None else Path(out)
     console = Console(stderr=True)
     seconds = None if minutes is None else 60 * minutes

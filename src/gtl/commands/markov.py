@@ -46,6 +46,7 @@ def reproduce(
     out: str | None = None,
     recipe: str | None = None,
     stages: list[str] | None = None,
+    shares: list[float] | None = None,
     jobs: int = 1,
     minutes: float | None = None,
     process: Literal["masked", "uniform", "d3pm", "ctmc"] | None = None,
@@ -91,6 +92,7 @@ def reproduce(
         recipe: of arxiv, a file such as recipes/arxiv-small.yaml.
         stages: of arxiv, some of prepare, train, diagnose, adapt, likelihood, sample, measure, judge, figures; all by
             default. What is done already is passed over.
+        shares: of arxiv, the worlds to work on, by the share of the target in their source; all by default.
         jobs: of arxiv, commands that run side by side.
         minutes: of arxiv, a time limit; the same command goes on after it.
         process: the noise; d3pm is a discretised Gaussian, ctmc uniform rates with a score model. Other than masked, it
@@ -128,16 +130,16 @@ def reproduce(
         compile: whether networks are trained through torch.compile.
     """
     given = {key: value for key, value in locals().items() if value is not None}
-    for key in ("experiment", "preset", "out", "seeds", "first_seed", "recipe", "stages", "jobs", "minutes"):
+    for key in ("experiment", "preset", "out", "seeds", "first_seed", "recipe", "stages", "shares", "jobs", "minutes"):
         given.pop(key, None)
     if experiment == "arxiv":
         if recipe is None:
             raise ValueError("reproduce arxiv needs --recipe, for example recipes/arxiv-small.yaml")
         if given:
             raise ValueError(f"--{next(iter(given))} is for markov; of arxiv it stands in the recipe")
-        return reproduce_arxiv(recipe, out, stages, jobs, minutes)
-    if recipe is not None or stages is not None or minutes is not None or jobs != 1:
-        raise ValueError("--recipe, --stages, --jobs and --minutes are for arxiv")
+        return reproduce_arxiv(recipe, out, stages, shares, jobs, minutes)
+    if (recipe, stages, shares, minutes, jobs) != (None, None, None, None, 1):
+        raise ValueError("--recipe, --stages, --shares, --jobs and --minutes are for arxiv")
     if process not in (None, "masked"):
         given.setdefault("name", f"{experiment}-{process}")
         given.setdefault("sampler", "tau-leaping" if process == "ctmc" else "ancestral")

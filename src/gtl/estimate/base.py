@@ -160,6 +160,11 @@ class Problem:
         """Where the source model is."""
         return next(self.source.parameters()).device
 
+    @property
+    def candidates(self) -> int:
+        """Tokens that a sequence ratio weighs at a position while it is fitted and judged."""
+        return self.training.candidates(self.source.process.vocabulary)
+
     def run(self, method: str, recipe: "Recipe") -> Adapted:
         """A recipe under the experiment's rule of choice."""
         return self._once(method, recipe) if not self.training.folds else self._folds(method, recipe)
@@ -231,7 +236,7 @@ class Problem:
             return descend(lambda i: compare(replace(model, gamma=GAMMAS[i]), held_out), len(GAMMAS))
         held_out = held_out.to(self.device)
         generator = torch.Generator(self.device).manual_seed(self.seed)
-        scores = nll_by_gamma(self.source, ratio, held_out, GAMMAS, generator=generator)
+        scores = nll_by_gamma(self.source, ratio, held_out, GAMMAS, n_ratio=self.candidates, generator=generator)
         return int(scores.argmin()), float(scores.min())
 
     def result(self, made: Trained, fits: list[Fit], score: float) -> Adapted:
@@ -264,7 +269,7 @@ class Problem:
         """The objective of a ratio's last network, judged by held-out likelihood where the rule is that."""
         if part.held_out is None or not self.training.folds:
             return objective
-        return Judged(objective, self.source, ratio, part.held_out)
+        return Judged(objective, self.source, ratio, part.held_out, n_ratio=self.candidates)
 
     def fresh_denoiser(self) -> NetworkDenoiser:
         """An untrained denoiser of the source's size."""

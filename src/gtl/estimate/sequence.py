@@ -34,7 +34,8 @@ def likelihood(pooling: Pooling, logistic: bool) -> Recipe:
     """The paper's network fitted by conditional likelihood, alone or together with the logistic loss."""
 
     def recipe(problem: Problem, part: Part) -> Trained:
-        guided = Guided(problem.source, problem.fresh_sequence_ratio(pooling), 1.0)
+        ratio = problem.fresh_sequence_ratio(pooling)
+        guided = Guided(problem.source, ratio, 1.0, problem.candidates, keep_tail=True)
         source = problem.domains(part)[0]["source"] if logistic else None
         objective = LikelihoodObjective(guided, part.rows, part.held_out, source=source)
         fit = problem.fit(part.name, guided, objective, part.steps, stop=part.stop)

@@ -87,6 +87,9 @@ class Training:
     places: int | None = None
     """Positions of a row that the local ratio learns from in a step; by default as many as fit. At large vocabularies
     more rows with fewer places each teach more for the same work."""
+    n_ratio: int | None = None
+    """Candidates that sequence ratios weigh while they are fitted and judged; by default all, or 256 where there are
+    more than 1,024 tokens."""
     knn_keys: int = 32_768
     """Keys, about, in a store of neighbours; sequences are corrupted as often as it takes, at most 64 times."""
     warm_start: bool = True
@@ -104,7 +107,7 @@ class Training:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
-        for name in ("lora_rank", "lora_alpha", "places"):
+        for name in ("lora_rank", "lora_alpha", "places", "n_ratio"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("lora_learning_rate", "finetuned_learning_rate"):
@@ -132,3 +135,7 @@ class Training:
     def steps_of_a_classifier(self, share: int) -> int:
         """Gradient steps of each of the paper's classifiers in a run of its recipe."""
         return share // 3 if self.classifier_steps is None else self.classifier_steps
+
+    def candidates(self, vocabulary: int) -> int:
+        """How many candidates a sequence ratio weighs in a fit."""
+        return min(vocabulary, self.n_ratio or (256 if vocabulary > 1024 else vocabulary))

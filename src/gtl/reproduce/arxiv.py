@@ -182,14 +182,14 @@ def pieces_of(recipe: Recipe, out: Path) -> list[Piece]:
     if whole is None:
         return found
     found.append(train(plain, recipe.source))
-    for share in (world.share for world in recipe.worlds if world.share):
-        flags = merged(recipe.source, recipe.mixed) | {"start": str(plain.model)}
-        flags.pop("network", None)
-        found.append(train(Places(out, share), flags, plain.model))
     if recipe.planner is not None:
         sides = ("--data", str(plain.data / "source"), "--denoiser", str(plain.model))
         command = ("train", "planner", *sides, *words(recipe.planner))
         found.append(Piece("train", out / "planner", command, (plain.data, plain.model)))
+    for share in (world.share for world in recipe.worlds if world.share):
+        flags = merged(recipe.source, recipe.mixed) | {"start": str(plain.model)}
+        flags.pop("network", None)
+        found.append(train(Places(out, share), flags, plain.model))
     if recipe.diagnose is not None:
         sides = ("--target", str(plain.data / "target"), "--source", str(plain.data / "source"))
         command = ("diagnose", "--denoiser", str(plain.model), *sides, *words(recipe.diagnose))

@@ -102,7 +102,8 @@ class LikelihoodObjective(Objective):
 
     def score(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         guided = self.guided
-        return held_out_score(guided.denoiser, guided.ratio, batch["target"], self.gammas, generator, self.one_place)
+        asked = self.gammas, generator, self.one_place, guided.n_ratio
+        return held_out_score(guided.denoiser, guided.ratio, batch["target"], *asked)
 
 
 class Judged(Objective):
@@ -115,16 +116,19 @@ class Judged(Objective):
         ratio: Ratio,
         held_out: Tensor,
         gammas: Sequence[float] = GAMMAS,
+        n_ratio: int | None = None,
     ) -> None:
         super().__init__(objective.train, {"target": held_out})
         self.objective, self.denoiser, self.ratio, self.gammas = objective, denoiser.eval(), ratio, tuple(gammas)
+        self.n_ratio = n_ratio
 
     def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         return self.objective.loss(forward, batch, generator)
 
     def score(self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
         one_place = isinstance(self.ratio, SequenceRatio)
-        return held_out_score(self.denoiser, self.ratio, batch["target"], self.gammas, generator, one_place)
+        asked = self.gammas, generator, one_place, self.n_ratio
+        return held_out_score(self.denoiser, self.ratio, batch["target"], *asked)
 
 
 def held_out_score(
@@ -134,9 +138,10 @@ def held_out_score(
     gammas: Sequence[float],
     generator: torch.Generator | None,
     one_place: bool,
+    n_ratio: int | None = None,
 ) -> Tensor:
-    """The NELBO per token of x (N, L) at every gamma: (G,)."""
-    return nll_by_gamma(denoiser, ratio, x, gammas, len(x), generator=generator, batch=512, one_place=one_place)
+    """The NELBO per token of x (N, L) at every gamma, over n_ratio candidates: (G,)."""
+    return nll_by_gamma(denoiser, ratio, x, gammas, len(x), n_ratio, generator, 512, one_place)
 
 
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
