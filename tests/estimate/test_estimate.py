@@ -353,3 +353,10 @@ def test_a_warm_start_takes_over_what_the_source_embeds(tied):
     warm_start(network, source)
     z = torch.arange(7).unsqueeze(0)
     torch.testing.assert_close(network.layers(z)[1], source.layers(z)[1])
+
+
+@pytest.mark.parametrize(
+    ("asked", "vocabulary", "count"), [(None, 5, 5), (None, 1024, 1024), (None, 2000, 256), (64, 2000, 64), (64, 5, 5)]
+)
+def test_candidates_of_a_fit(asked, vocabulary, count):
+    assert Training(n_ratio=asked).candidates(vocabulary) == count

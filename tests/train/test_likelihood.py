@@ -321,6 +321,31 @@ def test_judged_trains_by_one_loss_and_stops_by_another():
     torch.testing.assert_close(score, likelihood)
 
 
+@pytest.mark.parametrize("n_ratio", [1, 2, 3])
+def test_a_sequence_ratio_is_judged_over_some_candidates(n_ratio: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as asked for, the other tokens keeping the source's probability; the same by either objective."""
+    guided, x = networks("sequence").eval(), data(8)
+    nn.init.normal_(guided.ratio.network.dit.head.weight)
+    seen: list[int] = []
+    whole = type(guided.ratio).log_ratio
+
+    def counted(self, z, positions, candidates, *more):  # type: ignore[no-untyped-def]
+        seen.append(candidates.shape[-1])
+        return whole(self, z, positions, candidates, *more)
+
+    monkeypatch.setattr(type(guided.ratio), "log_ratio", counted)
+    inner = ClassifierObjective(guided.process, {"source": data(), "target": data()})
+    judged = Judged(inner, guided.denoiser, guided.ratio, x, n_ratio=n_ratio)
+    score = judged.score(guided.ratio, {"target": x}, torch.Generator().manual_seed(0))
+    pruned = Guided(guided.denoiser, guided.ratio, 1.0, n_ratio, keep_tail=True)
+    other = LikelihoodObjective(pruned, data()).score(pruned, {"target": x}, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(score, other)
+    if n_ratio < 3:
+        assert set(seen) == {n_ratio}
+    if n_ratio == 1:
+        torch.testing.assert_close(score, score[:1].expand_as(score))  # one candidate keeps its own mass
+
+
 @pytest.mark.parametrize("process", [Masked(6), Uniform(5)])
 def test_some_places_come_in_turns(process: Process) -> None:
     """Every position that counts equally often, and none twice before all have come."""

@@ -1,11 +1,15 @@
 """A run that was stopped and taken up again: bit for bit the unbroken one on a CPU, close to it on a GPU."""
 
+import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from small_fits import SETTINGS, Number, Pull, denoiser, interrupt, outcome, same
 from torch import Tensor
 
@@ -112,6 +116,30 @@ def test_resume_after_an_interruption_within_a_step(tmp_path: Path, monkeypatch:
         patch.setattr(State, "follow", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(stopped, goal, settings, tmp_path)
+    resumed, goal = denoiser()
+    assert outcome(fit(resumed, goal, settings, tmp_path)) == outcome(expected)
+    assert same(resumed, whole)
+
+
+def test_a_signal_within_a_step_waits_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ctrl-C between the optimizer's step and the average's loses nothing: the state is that of the whole step."""
+    settings = replace(SETTINGS, save_every=1000)
+    whole, goal = denoiser()
+    expected = fit(whole, goal, settings)
+    follow = State.follow
+
+    def interrupted(state: State, decay: float) -> None:
+        if state.step == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+        follow(state, decay)
+
+    stopped, goal = denoiser()
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "follow", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit(stopped, goal, settings, tmp_path)
+    with safe_open(tmp_path / "state.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["numbers"])["step"] == 7
     resumed, goal = denoiser()
     assert outcome(fit(resumed, goal, settings, tmp_path)) == outcome(expected)
     assert same(resumed, whole)

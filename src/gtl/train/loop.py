@@ -10,8 +10,10 @@ fine-tuned model started from is soon forgotten.
 
 import json
 import math
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -202,6 +204,19 @@ class State:
             setattr(self, key, value)
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Holds Ctrl-C and alarms back, for changes that are whole or not at all."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGALRM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def place(x: Tensor, device: torch.device) -> Tensor:
     """Data as int64 on the device where it is small; a large or memory-mapped set stays where it is, and its rows are
     sent as they are needed (`take`)."""
@@ -275,14 +290,16 @@ def fit(
                 loss = objective.loss(forward, batch, generator)
             accelerator.backward(loss)
             norm = accelerator.clip_grad_norm_(weights, settings.clip)
-            whole = False
-            optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]  # no update then
-            skipped += optimizer.found_inf  # type: ignore[attr-defined]
-            optimizer.step()
-            optimizer.zero_grad()
-            state.step += 1
-            state.follow(settings.ema)
-            due = state.step % settings.evaluate_every == 0 or state.step == last
+            due = (step + 1) % settings.evaluate_every == 0 or step + 1 == last
+            with undisturbed():
+                whole = False
+                optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]  # no update then
+                skipped += optimizer.found_inf  # type: ignore[attr-defined]
+                optimizer.step()
+                optimizer.zero_grad()
+                state.step += 1
+                state.follow(settings.ema)
+                whole = not due
             if due and not bool(loss.isfinite()):
                 raise ValueError(
                     f"the loss became {float(loss.detach())} at step {state.step}: lower the learning rate"
