@@ -1,5 +1,6 @@
 """Tiny pretrained networks with random weights, and a tokenizer of a few words, as folders on disk."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,26 +16,27 @@ SPECIAL = {
 }
 
 
-def save_tokenizer(folder: Path) -> None:
-    """One token a word, apart by blanks."""
+def save_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> None:
+    """One token a word, apart by blanks; others are unknown."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    ids = {word: number for number, word in enumerate([*SPECIAL.values(), *WORDS])}
+    ids = {word: number for number, word in enumerate([*SPECIAL.values(), *words])}
     backend = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL).save_pretrained(folder)
 
 
-def save_encoder(folder: Path) -> None:
-    """A BERT of width 16."""
+def save_encoder(folder: Path, words: Sequence[str] = WORDS) -> None:
+    """A BERT of width 16, which tells texts of these words apart."""
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BertConfig(vocab_size=45, max_position_embeddings=32, initializer_range=1.0, **sizes)
+    known = len(SPECIAL) + len(words)
+    config = BertConfig(vocab_size=known, max_position_embeddings=32, initializer_range=1.0, **sizes)
     BertModel(config).save_pretrained(folder)
-    save_tokenizer(folder)
+    save_tokenizer(folder, words)
 
 
 def save_language_model(folder: Path) -> None:

@@ -9,7 +9,7 @@ from gtl.nn.dit import DiT
 from gtl.process import Masked, Process, Uniform
 from gtl.ratio import KNNRatio
 from gtl.ratio.gamma import nll_by_gamma
-from gtl.ratio.knn import SETTINGS, fingerprint, nelbo_by_setting
+from gtl.ratio.knn import SETTINGS, by_law, by_truth, fingerprint, nelbo_by_setting
 from gtl.sample import Ancestral, FirstHitting, OnePosition, TauLeaping
 from gtl.train.checkpoint import load_ratio, save_model
 
@@ -101,6 +101,18 @@ def test_the_setting_is_judged_by_the_nelbo_of_the_guided_model(process: Process
     assert found[index] == pytest.approx(float(wanted), abs=1e-4)
     alone = [value for value, (_, weight) in zip(found, SETTINGS, strict=True) if weight == 0]
     assert max(alone) - min(alone) < 1e-9  # lambda = 0 is the source at any temperature
+
+
+def test_true_tokens_are_enough() -> None:
+    """All settings from the probabilities of true tokens alone, as from the whole laws."""
+    denoiser = network(Masked(6))
+    ratio = store(denoiser)
+    x = torch.randint(0, 5, (64, 7), generator=torch.Generator().manual_seed(8))
+    t = denoiser.process.times(64, x.device, torch.Generator().manual_seed(4))
+    z = denoiser.process.corrupt(x, t, torch.Generator().manual_seed(5))
+    found = [of(denoiser, ratio, x, z, t) for of in (by_truth, by_law)]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    assert len({round(float(value), 3) for value in found[0].mean(1)}) > 50
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -17,7 +17,7 @@ from gtl.train.checkpoint import load_denoiser, save_model
 
 __all__ = ["adapt"]
 
-LOOKED_AT = 4096
+LOOKED_AT = 1024
 """Corrupted sequences behind the source's own likelihood."""
 
 

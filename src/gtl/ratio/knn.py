@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import math
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from gtl.denoiser import Denoiser, NetworkDenoiser, Prediction
 from gtl.nn.dit import gather_positions
-from gtl.process import Process
+from gtl.process import Masked, Process
 from gtl.ratio.base import ConditionalRatio
 
 __all__ = ["SETTINGS", "KNNRatio", "fingerprint", "nelbo_by_setting"]
@@ -137,20 +138,30 @@ class KNNRatio(ConditionalRatio):
             raise ValueError("the store was built with another source model: build it again with this one")
         self._checked = weakref.ref(denoiser)
 
+    def near(self, h: Tensor, temperatures: tuple[float, ...]) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """For hidden states h (M, D), some at a time: which, their neighbours' tokens (m, n), and the weights of those
+        at each temperature (T, m, n)."""
+        count, size = min(self.neighbours, len(self.keys)), max(1, MOST_DISTANCES // len(self.keys))
+        for first in range(0, len(h), size):
+            part = slice(first, min(first + size, len(h)))
+            distance = torch.addmm(self.norms, h[part], self.keys.T, alpha=-2)  # |h|^2 is the same for all keys
+            distance, index = distance.topk(count, -1, largest=False, sorted=False)
+            weights = [(-distance / (temperature * self.spread)).softmax(-1) for temperature in temperatures]
+            yield part, self.values[index], torch.stack(weights)
+
     def neighbour_law(self, h: Tensor, temperatures: tuple[float, ...]) -> Tensor:
         """k(v) at hidden states h (M, D), for each temperature: (T, M, K)."""
-        count = min(self.neighbours, len(self.keys))
-        parts = []
-        for part in h.split(max(1, MOST_DISTANCES // len(self.keys))):
-            near = torch.addmm(self.norms, part, self.keys.T, alpha=-2)  # |h|^2 is the same for all keys
-            distance, index = near.topk(count, -1, largest=False, sorted=False)
-            token = self.values[index]
-            laws = []
-            for temperature in temperatures:
-                weight = (-distance / (temperature * self.spread)).softmax(-1)
-                laws.append(weight.new_zeros(len(part), self.process.num_ids).scatter_add_(-1, token, weight))
-            parts.append(torch.stack(laws))
-        return torch.cat(parts, 1)
+        law = h.new_zeros(len(temperatures), len(h), self.process.num_ids)
+        for part, token, weight in self.near(h, temperatures):
+            law[:, part].scatter_add_(-1, token.expand_as(weight), weight)
+        return law
+
+    def chance(self, h: Tensor, token: Tensor, temperatures: tuple[float, ...]) -> Tensor:
+        """k(v) of one token (M,) at each hidden state h (M, D), for each temperature: (T, M)."""
+        found = h.new_zeros(len(temperatures), len(h))
+        for part, near, weight in self.near(h, temperatures):
+            found[:, part] = (weight * (near == token[part].unsqueeze(-1))).sum(-1)
+        return found
 
     def table(self, z: Tensor, positions: Tensor, t: Tensor | None = None, context: Prediction | None = None) -> Tensor:
         if context is None or not context.hidden:
@@ -204,15 +215,38 @@ def nelbo_by_setting(
     batch = max(1, min(64, 2**24 // (x.shape[1] * process.num_ids)))
     times = process.times(len(x), x.device, generator)
     values: list[Tensor] = []
+    of = by_truth if isinstance(process, Masked) else by_law
     for part, t in zip(x.split(batch), times.split(batch), strict=True):
-        z = process.corrupt(part, t, generator)
-        source = denoiser(z, t)
-        laws = store.neighbour_law(source.hidden[-1].flatten(0, 1).float(), TEMPERATURES)
-        found = []
-        for law in laws:
-            for weight in WEIGHTS:
-                log_r = mixture(source.log_probs, law.view_as(source.log_probs), weight)
-                log_q = denoiser.carry_over(z, (source.log_probs + log_r).log_softmax(-1))
-                found.append(process.nelbo(part, z, t, log_q, denoiser.timeless).double())
-        values.append(torch.stack(found))
+        values.append(of(denoiser, store, part, process.corrupt(part, t, generator), t))
     return torch.cat(values, 1).view(-1, repeats, count).mean(1) / x.shape[1]
+
+
+def by_truth(denoiser: Denoiser, store: KNNRatio, x: Tensor, z: Tensor, t: Tensor) -> Tensor:
+    """The NELBO of x (B, L) under each of SETTINGS: (S, B), float64. A mixture of normalised laws is normalised, so
+    only the true tokens' probabilities are needed."""
+    process, source = denoiser.process, denoiser(z, t)
+    assert isinstance(process, Masked)
+    row, column = (z == process.mask_id).nonzero(as_tuple=True)
+    truth = x[row, column]
+    log_p = source.log_probs[row, column, truth].double()
+    chances = store.chance(source.hidden[-1][row, column].float(), truth, TEMPERATURES).double()
+    found = []
+    for chance in chances.clamp(min=1e-30).log():
+        for weight in WEIGHTS:
+            mixed = torch.logaddexp(log_p + math.log1p(-weight), chance + math.log(weight)) if weight else log_p
+            total = mixed.new_zeros(len(x)).index_add(0, row, -mixed)
+            found.append(process.weigh(total, z, t, denoiser.timeless))
+    return torch.stack(found)
+
+
+def by_law(denoiser: Denoiser, store: KNNRatio, x: Tensor, z: Tensor, t: Tensor) -> Tensor:
+    """The same under any process, from the whole mixtures."""
+    source = denoiser(z, t)
+    laws = store.neighbour_law(source.hidden[-1].flatten(0, 1).float(), TEMPERATURES)
+    found = []
+    for law in laws:
+        for weight in WEIGHTS:
+            log_r = mixture(source.log_probs, law.view_as(source.log_probs), weight)
+            log_q = denoiser.carry_over(z, (source.log_probs + log_r).log_softmax(-1))
+            found.append(denoiser.process.nelbo(x, z, t, log_q, denoiser.timeless).double())
+    return torch.stack(found)

@@ -1,0 +1,678 @@
+"""`gtl reproduce arxiv` end to end at toy size: from a snapshot of abstracts to figures, twice over, and asked wrongly."""
+
+import copy
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from matplotlib.image import imread
+
+from gtl.data.prepared import read_meta
+from gtl.evaluate import samples as suite
+from gtl.reproduce import pieces
+from gtl.reproduce.arxiv import read_recipe
+from gtl.run import read_rows
+from judges import save_encoder
+from texts import WORDS, documents, lines_of, write, write_vocabulary
+from typed import contents, gtl
+
+NETWORK = {"width": 8, "depth": 1, "heads": 2}
+FIT = {"batch_size": 16, "evaluation_rows": 64}
+RECIPE: dict[str, Any] = {
+    "prepare": {
+        "input": ["arxiv-metadata-oai-snapshot.json"],
+        "tokenizer": "vocab.txt",
+        "length": 8,
+        "domain": ["source=categories:cs,math", "target=categories:hep,astro"],
+        "exclusive": True,
+        "validation": 0.5,
+    },
+    "source": {"network": NETWORK | {"tied": True}, "fit": FIT | {"steps": 6, "evaluate_every": 3}},
+    "mixed": {"fit": {"steps": 4}},
+    "planner": {"network": NETWORK, "fit": FIT | {"steps": 4, "evaluate_every": 2}},
+    "diagnose": {"steps": 1},
+    "subsets": [2],
+    "draws": [0],
+    "worlds": [
+        {"share": 0, "fractions": [0.5, 0.1], "methods": ["finetuned", "gtl-paper", "gtl-local"]},
+        {"share": 0.25, "fractions": [0.1], "methods": ["finetuned", "gtl-paper"]},
+    ],
+    "adapt": {"training": {"budget": 12, "folds": 2, "ratio": NETWORK, "evaluate_every": 2, **FIT}},
+    "sample": {"count": 100},
+    "planned": {"n_ratio": 4, "places": 2},
+    "likelihood": {"draws": 1},
+    "measure": {},
+    "judge": {"featurizer": "reader", "kmeans_seeds": 1, "words": 4},
+    "sweep": {
+        "method": "gtl-paper", "fraction": 0.1, "gammas": [0, 2], "n_ratio": [2], "outside": [2, 8],
+        "subsets": [2], "draws": [3],
+    },
+}  # fmt: skip
+FIGURES = {"results.json", "results.md", "samples.md", "fractions.png", "sweep.png"}
+SOURCE = [{"share": 0}]
+"""A world in which nothing is adapted."""
+RUN = "reproduce arxiv --recipe toy.yaml --out out"
+FITTED = {"held_out_nll", "gamma", "steps"}
+MODEL = {"nll", "masked_nll", "perplexity_bound"}
+TEXT = {"mauve", "mauve_words", "distinct_4", "token_entropy", "domain"}
+TIMED = {"FINISHED", "results.json", "results.md"}
+LOCAL = "r0-n27-s2-gtl-local"
+
+
+def write_recipe(**changes: Any) -> None:
+    Path("toy.yaml").write_text(yaml.safe_dump(RECIPE | changes))
+
+
+def changed(*path: str | int, to: Any = ...) -> dict[str, Any]:
+    """The recipe with something else in one place, or with nothing there."""
+    recipe = copy.deepcopy(RECIPE)
+    place: Any = recipe
+    for key in path[:-1]:
+        place = place[key]
+    if to is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = to
+    return recipe
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """A short domain classifier and a short diagnosis, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suite, "STEPS", 5)
+        patch.setattr("gtl.diagnose.MOST_TARGET", 24)
+        patch.setattr("gtl.diagnose.HELD_OUT_TOKENS", 128)
+        patch.setattr("gtl.diagnose.BATCH_TOKENS", 128)
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a recipe starts from."""
+    folder = tmp_path_factory.mktemp("inputs")
+    write_vocabulary(folder / "vocab.txt")
+    write(folder / "arxiv-metadata-oai-snapshot.json", lines_of(documents(600)))
+    save_encoder(folder / "reader", WORDS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `out` of one run of all stages; nothing may be changed in it."""
+    folder = tmp_path_factory.mktemp("whole")
+    shutil.copytree(inputs, folder, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_recipe()
+        gtl(RUN)
+    return folder / "out"
+
+
+@pytest.fixture
+def bare(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which nothing has run yet, and in which commands run; its `out`."""
+    shutil.copytree(inputs, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    write_recipe()
+    return tmp_path / "here" / "out"
+
+
+@pytest.fixture
+def again(whole: Path, bare: Path) -> Path:
+    """A copy of the whole run, to be run in again."""
+    shutil.copytree(whole, bare)
+    return bare
+
+
+@pytest.fixture
+def performed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders of the pieces that run, below `out`."""
+    found: list[str] = []
+    perform = pieces.perform
+
+    def counted(piece: pieces.Piece, deadline: float | None, log: Path | None) -> str | None:
+        found.append(str(piece.folder.relative_to("out")))
+        return perform(piece, deadline, log)
+
+    monkeypatch.setattr(pieces, "perform", counted)
+    return found
+
+
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must end in one line on stderr, a non-zero exit, and `out` left as it was."""
+
+    def check(command: str = RUN) -> str:
+        before = contents(Path("out"))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            gtl(command)
+        lines = capfd.readouterr().err.splitlines()
+        assert caught.value.code not in (0, None)
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("gtl: ")
+        assert contents(Path("out")) == before
+        return lines[0]
+
+    return check
+
+
+def measured(folder: Path, method: str, metric: str) -> float:
+    """What one piece said."""
+    (value,) = (r.value for r in read_rows(folder / "results.json") if (r.method, r.metric) == (method, metric))
+    return value
+
+
+def numbers(out: Path) -> dict[float, dict[float, int]]:
+    """Share -> fraction -> target sequences."""
+    found = {}
+    for world, data in zip(RECIPE["worlds"], ("data", "mixed-0.25"), strict=True):
+        meta = read_meta(out / data / "target")
+        assert meta is not None
+        rows = meta.splits["train"].segments
+        assert len(np.load(out / data / "target" / "train.npy")) == rows
+        found[world["share"]] = {fraction: round(fraction * rows) for fraction in world["fractions"]}
+    return found
+
+
+# what a whole run leaves
+
+
+def test_every_piece_is_there(whole: Path):
+    assert {path.name for path in whole.iterdir() if path.is_file()} == FIGURES
+    stages = {"adapt": 3, "likelihood": 10, "samples": 14, "measure": 14, "judge": 15}
+    folders = [whole / name for name in ("data", "mixed-0.25", "source", "source-r0.25", "planner", "diagnose")]
+    for stage, count in stages.items():
+        inside = [path for path in (whole / stage).iterdir() if path.is_dir()]
+        assert len(inside) == count, stage
+        folders += inside
+    assert {path.name for path in whole.iterdir() if path.is_dir()} == {f.name for f in folders[:6]} | {*stages, "real"}
+    for folder in folders:
+        assert (folder / "FINISHED").is_file(), folder
+        assert json.loads((folder / "run.json").read_text())["command"].startswith("gtl ")
+    assert not [path for path in whole.rglob(".*") if path.name != ".gitattributes"]
+
+
+def test_figures_and_samples_can_be_read(whole: Path):
+    for name in ("fractions.png", "sweep.png", "diagnose/diagnosis.png", "planner/planner.png"):
+        image = imread(whole / name)
+        assert min(image.shape[:2]) > 200
+        assert image.std() > 0.01
+    page = (whole / "samples.md").read_text()
+    titles = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    fitted = [title for title in titles if "source" not in title]
+    assert len(fitted) == 3
+    assert all(title.endswith(f", n = {numbers(whole)[0][0.5]}") for title in fitted)
+    assert len(re.findall(r"^10\. ", page, re.MULTILINE)) == len(titles)
+    table = (whole / "results.md").read_text()
+    assert re.findall(r"^# (.*)$", table, re.MULTILINE) == [
+        "arxiv", "arxiv-r0.25", "arxiv-sweep-r0", "arxiv-sweep-r0.25"
+    ]  # fmt: skip
+    assert table.index("## mauve") < table.index("## nll") < table.index("## domain")
+
+
+@pytest.mark.xfail(strict=True, reason="the source counts as of the subset 0, which the recipe need not have")
+def test_the_source_is_among_the_samples(whole: Path):
+    assert "## source model, unguided" in (whole / "samples.md").read_text()
+
+
+def test_what_the_rows_are_called(whole: Path):
+    """Experiment, method, n and seed of every metric that figures are drawn from, and of those of a fit."""
+    rows = read_rows(whole / "results.json")
+    places: dict[str, set[Any]] = {row.metric: set() for row in rows}
+    for r in rows:
+        places[r.metric].add((r.experiment, r.method, r.n, r.seed))
+    assert sum(map(len, places.values())) == len(rows), "a measurement stands there twice"
+    fitted, drawn, plain, real, outside = set(), set(), set(), set(), set()
+    for world, name in zip(RECIPE["worlds"], ("arxiv", "arxiv-r0.25"), strict=True):
+        n, sweep = numbers(whole)[world["share"]], f"arxiv-sweep-r{world['share']:g}"
+        fitted |= {(name, method, each, 2) for method in world["methods"] for each in n.values()}
+        drawn |= {(name, method, each, 20) for method in world["methods"] for each in n.values()}
+        drawn |= {(sweep, f"gamma={gamma},n_ratio=2", n[0.1], 23) for gamma in (0, 2)}
+        plain |= {(name, "source", None, 0)}
+        real |= {(name, "real", None, 0)}
+        outside |= {(sweep, f"n_ratio={k}", None, 0) for k in (2, 8)}
+    assert places["outside"] == outside
+    for metric in FITTED:
+        assert places[metric] == fitted, metric
+    for metric in MODEL:
+        assert places[metric] == fitted | plain, metric
+    for metric in TEXT:
+        level = {("arxiv", "real", None, 0)} if "mauve" in metric else real
+        assert places[metric] == drawn | plain | level, metric
+    assert "domain_score" not in places
+    assert not any(metric.startswith("outside@") for metric in places)
+    assert {method for _, method, _, _ in places["copied_4"]} == {m for _, m, _, _ in drawn}
+
+
+def test_rows_have_weights_times_and_the_command(whole: Path):
+    rows = read_rows(whole / "results.json")
+    assert {row.command for row in rows} == {"gtl reproduce arxiv --recipe toy.yaml"}
+    kept = {}
+    for cell in (whole / "adapt").iterdir():
+        name = "arxiv" if cell.name.startswith("r0-") else "arxiv-r0.25"
+        kept |= {(name, r.method, r.n): r.trainable_weights for r in read_rows(cell / "results.json")}
+    tuned = {key: weights for key, weights in kept.items() if key[1] == "finetuned"}
+    assert len(tuned) == 3
+    assert all(weights and weights > 100 for key, weights in kept.items() if key[1] != "source")
+    for row in rows:
+        assert row.trainable_weights == kept.get((row.experiment, row.method, row.n)), row
+        assert (row.seconds is None) == (row.method == "real" and not row.metric.startswith("mauve")), row
+
+
+def test_rows_are_what_the_pieces_measured(whole: Path):
+    rows = {(r.experiment, r.method, r.n, r.seed, r.metric): r.value for r in read_rows(whole / "results.json")}
+    n, few = numbers(whole)[0][0.1], numbers(whole)[0.25][0.1]
+    cell = f"r0-n{n}-s2"
+    assert f"{cell}-gtl-local" == LOCAL
+
+    def at(name: str, method: str = "samples", metric: str = "mauve") -> float:
+        return measured(whole / name, method, metric)
+
+    assert rows["arxiv", "gtl-paper", n, 20, "mauve"] == at(f"judge/{cell}-gtl-paper-d0")
+    assert rows["arxiv-sweep-r0", "gamma=2,n_ratio=2", n, 23, "mauve"] == at(f"judge/{cell}-gtl-paper-g2-k2-d3")
+    assert rows["arxiv", "real", None, 0, "mauve"] == at("judge/real")
+    assert rows["arxiv-r0.25", "source", None, 0, "mauve"] == at("judge/r0.25-source-d0")
+    swept = f"measure/r0.25-n{few}-s2-gtl-paper-g0-k2-d3"
+    where = "arxiv-sweep-r0.25", "gamma=0,n_ratio=2", few, 23, "domain"
+    assert rows[where] == at(swept, metric="domain_score")
+    real = at("measure/r0-source-d0", "held_out", "distinct_1")
+    assert rows["arxiv", "real", None, 0, "distinct_1"] == real != at("measure/r0-source-d0", metric="distinct_1")
+    model, guided = f"likelihood/{cell}-finetuned", f"likelihood/{cell}-gtl-local"
+    assert rows["arxiv", "finetuned", n, 2, "nll"] == at(model, "source", "nll")
+    assert rows["arxiv", "gtl-local", n, 2, "nll"] == at(guided, "guided", "nll") != at(guided, "source", "nll")
+    assert rows["arxiv", "source", None, 0, "nll"] == at("likelihood/r0-source", "source", "nll")
+    outside = [rows["arxiv-sweep-r0.25", f"n_ratio={k}", None, 0, "outside"] for k in (2, 8)]
+    assert outside == [at("likelihood/r0.25-source", "source", f"outside@{k}") for k in (2, 8)]
+    assert 1 > outside[0] > outside[1] > 0
+    assert rows["arxiv", "gtl-local", n, 2, "gamma"] == at(f"adapt/{cell}", "gtl-local", "gamma")
+    values = {value for key, value in rows.items() if key[4] == "mauve"}
+    assert len(values) > 5, "the judge tells no texts apart"
+    assert rows["arxiv", "real", None, 0, "mauve"] == max(values)
+
+
+def test_what_each_piece_was_told(whole: Path):
+    def said(name: str) -> str:
+        return json.loads((whole / name / "run.json").read_text())["command"]
+
+    assert "--start out/source " in said("source-r0.25")
+    assert "--fit.steps 4 " in said("source-r0.25")
+    assert "--network" not in said("source-r0.25")
+    cell = "r0-n27-s2"
+    assert "--method finetuned gtl-paper gtl-local --rows 27 --seed 2 " in said(f"adapt/{cell}")
+    assert f"--denoiser out/adapt/{cell}/finetuned " in said(f"samples/{cell}-finetuned-d0")
+    assert "--ratio" not in said(f"samples/{cell}-finetuned-d0")
+    paper, local, swept = (said(f"samples/{cell}-gtl-{name}") for name in ("paper-d0", "local-d0", "paper-g2-k2-d3"))
+    assert f"--denoiser out/source --ratio out/adapt/{cell}/gtl-paper " in paper
+    assert "--n_ratio 4 --planner out/planner --seed 0 " in paper
+    assert "--n_ratio 2 --planner out/planner --gamma 2 --seed 3 " in swept
+    assert "planner" not in local
+    assert "n_ratio" not in local
+    assert "--n_ratio 4 --places 2 " in said(f"likelihood/{cell}-gtl-paper")
+    assert "n_ratio" not in said(f"likelihood/{cell}-gtl-local")
+    assert "--outside 2 8 " in said("likelihood/r0.25-source")
+    assert f"--train out/adapt/{cell}/target.npy " in said(f"measure/{cell}-gtl-local-d0")
+    assert "--denoiser out/source-r0.25 --ratio" in said("samples/r0.25-n20-s2-gtl-paper-d0")
+    assert "--data out/mixed-0.25/target " in said("judge/r0.25-source-d0")
+    assert len(np.load(whole / "adapt" / cell / "target.npy")) == 27
+    real = np.load(whole / "real" / "samples.npy")
+    assert (real == np.load(whole / "data" / "target" / "train.npy")[:100]).all()
+
+
+# once more
+
+
+def test_a_second_run_performs_nothing(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
+    before = {path: path.stat().st_mtime_ns for path in again.rglob("*") if path.is_file()}
+    was = contents(again)
+    gtl(RUN)
+    assert performed == []
+    assert {path.name for path, when in before.items() if path.stat().st_mtime_ns != when} == FIGURES
+    assert contents(again) == was
+    assert capsys.readouterr().out.split() == [f"out/{name}" for name in
+        ("results.json", "results.md", "samples.md", "fractions.png", "sweep.png")]  # fmt: skip
+
+
+def test_pieces_that_are_gone_are_made_again(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
+    """Those and no others, with the same result."""
+    names = ["mixed-0.25", "planner", f"samples/{LOCAL}-d0", "judge/real"]
+
+    def lasting() -> dict[str, bytes]:
+        return {key: value for key, value in (contents(again) or {}).items() if Path(key).name not in TIMED}
+
+    before = lasting()
+    for name in names:
+        shutil.rmtree(again / name)
+    gtl(RUN)
+    assert performed == names
+    said = capsys.readouterr().err
+    assert re.findall(r"^\d+/\d+ out/(\S+) \d+ s (\w+)$", said, re.MULTILINE) == [(name, "done") for name in names]
+    assert lasting() == before
+
+
+def test_a_piece_that_was_killed_at_the_end(again: Path, performed: list[str]):
+    """Results but no marker: it is finished, and no row stands there twice."""
+    cell = "r0-n27-s2"
+    names = ["mixed-0.25", "source", f"adapt/{cell}", f"likelihood/{LOCAL}", f"samples/{LOCAL}-d0",
+             f"measure/{LOCAL}-d0", f"judge/{LOCAL}-d0"]  # fmt: skip
+    files = ("results.json", "samples.npy", "weights.safetensors", "gtl-local/weights.safetensors", "target.npy")
+
+    def told() -> list[Any]:
+        read = [again / name / file for name in names for file in files if (again / name / file).is_file()]
+        return [[(r.method, r.metric, r.value) for r in read_rows(path)] if path.suffix == ".json" else
+                path.read_bytes() for path in read]  # fmt: skip
+
+    before = told()
+    for name in names:
+        (again / name / "FINISHED").unlink()
+    gtl(f"{RUN} --stages prepare train adapt likelihood sample measure judge")
+    assert performed == names
+    assert told() == before
+
+
+def test_another_recipe_in_the_same_place(again: Path, refused: Callable[..., str], performed: list[str]):
+    """Another number of steps: a line that names the folder and says what to do."""
+    write_recipe(source=changed("source", "fit", "steps", to=7)["source"])
+    line = refused()
+    assert "out/source holds the result of another command" in line
+    assert "--fit.steps 6" in line
+    assert "remove it, or choose another --out" in line
+    write_recipe(sample={"count": 101})
+    assert "out/samples/r0-source-d0 holds the result of another command" in refused(f"{RUN} --stages sample")
+    assert performed == []
+
+
+@pytest.mark.xfail(strict=True, reason="only the pieces of the stages that are asked for are compared with the recipe")
+@pytest.mark.parametrize("stages", ["figures", "measure"])
+def test_another_recipe_and_later_stages_alone(again: Path, refused: Callable[..., str], stages: str):
+    write_recipe(source=changed("source", "fit", "steps", to=7)["source"])
+    assert "out/source holds the result of another command" in refused(f"{RUN} --stages {stages}")
+
+
+@pytest.mark.xfail(strict=True, reason="what was made from a piece that is made anew in another way is passed over")
+def test_what_was_made_from_another_source_is_not_taken_over(again: Path, whole: Path):
+    """The source is trained anew, as the line above said; its samples must be refused or drawn anew."""
+    write_recipe(source=changed("source", "fit", "steps", to=7)["source"])
+    shutil.rmtree(again / "source")
+    try:
+        gtl(f"{RUN} --stages train sample")
+    except SystemExit as error:
+        assert error.code == 2
+        return
+    drawn = [folder / "samples" / "r0-source-d0" / "samples.npy" for folder in (again, whole)]
+    assert drawn[0].read_bytes() != drawn[1].read_bytes()
+
+
+@pytest.mark.xfail(strict=True, reason="real/samples.npy is written once, whatever the recipe says later")
+def test_real_text_follows_the_number_of_samples(again: Path):
+    write_recipe(sample={"count": 101}, worlds=SOURCE, sweep=None)
+    for name in ("samples", "judge"):
+        shutil.rmtree(again / name)
+    gtl(f"{RUN} --stages sample judge")
+    assert len(np.load(again / "samples" / "r0-source-d0" / "samples.npy")) == 101
+    assert len(np.load(again / "real" / "samples.npy")) == 101
+
+
+# some of it
+
+
+def test_stages_and_worlds_can_be_chosen(bare: Path, refused: Callable[..., str], performed: list[str]):
+    """One after the other; each says which earlier one is missing."""
+    gtl(f"{RUN} --stages prepare")
+    assert performed == ["data", "mixed-0.25"]
+    assert "out/adapt/r0-n133-s2 needs out/source, which is not there yet: run its stage" in refused(
+        f"{RUN} --stages adapt"
+    )
+    assert "needs out/source-r0.25, which is not there" in refused(f"{RUN} --stages likelihood --shares 0.25")
+    assert "nothing is measured yet; run the earlier stages first" in refused(f"{RUN} --stages figures")
+    performed.clear()
+    gtl(f"{RUN} --stages train,likelihood --shares 0", "--stages", "adapt")
+    assert performed[:3] == ["source", "planner", "adapt/r0-n133-s2"]
+    assert len(performed) == 4 + 7
+    assert not (bare / "source-r0.25").exists()
+    assert "out/samples/r0-source-d0" in refused(f"{RUN} --stages measure --shares 0")
+    gtl(f"{RUN} --stages figures --shares 0")
+    assert {row.metric for row in read_rows(bare / "results.json")} > MODEL | FITTED
+    assert not (bare / "sweep.png").exists() or "outside" in (bare / "results.md").read_text()
+
+
+@pytest.mark.xfail(strict=True, reason="with a world above 0 there are two pieces, and nothing is said at all")
+@pytest.mark.parametrize("stage", ["train", "judge", "figures"])
+def test_nothing_is_prepared(bare: Path, refused: Callable[..., str], stage: str):
+    assert "out/data is not there yet: run the stage prepare first" in refused(f"{RUN} --stages {stage}")
+
+
+def test_nothing_is_prepared_for_one_world(bare: Path, refused: Callable[..., str]):
+    write_recipe(worlds=RECIPE["worlds"][:1])
+    assert "out/data is not there yet: run the stage prepare first" in refused(f"{RUN} --stages train")
+
+
+def test_the_folder_is_called_after_the_recipe(bare: Path):
+    gtl("reproduce arxiv --recipe toy.yaml --stages prepare --shares 0")
+    assert (Path("runs") / "toy" / "data" / "FINISHED").is_file()
+
+
+def test_what_fails_leaves_the_rest_alone(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
+    """Two fits are made again and one of them fails: the rest is drawn, and the end is one line."""
+    first, second = "likelihood/r0-source", f"samples/{LOCAL}-d0"
+    for name in (first, second):
+        shutil.rmtree(again / name)
+    (again / first).mkdir()
+    (again / first / "thesis.txt").write_text("x")
+    with pytest.raises(SystemExit) as caught:
+        gtl(RUN)
+    assert caught.value.code == 2
+    assert performed == [first, second]
+    said = capsys.readouterr()
+    assert "what is done is kept" in said.err.splitlines()[-1]
+    assert f"out/{first} failed (" in said.err.splitlines()[-1]
+    assert "out/results.json" in said.out
+    assert (again / second / "FINISHED").is_file()
+    assert (again / first / "thesis.txt").read_text() == "x"
+
+
+def test_a_time_limit_leaves_the_rest_for_later(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
+    names = ["samples/r0-source-d0", f"samples/{LOCAL}-d0"]
+    for name in names:
+        shutil.rmtree(again / name)
+    gtl(f"{RUN} --minutes 1e-9")
+    assert performed == []
+    assert "2 are left: the same command goes on with them" in capsys.readouterr().out
+    gtl(f"{RUN} --minutes 5 --stages sample")
+    assert performed == names
+    assert "left" not in capsys.readouterr().out
+
+
+@pytest.mark.xfail(strict=True, reason="the stages after prepare and the figures do not know of the time limit")
+def test_a_time_limit_before_anything_is_measured(bare: Path, capsys: pytest.CaptureFixture[str]):
+    gtl(f"{RUN} --minutes 1e-9")
+    assert "the same command goes on" in capsys.readouterr().out
+
+
+@pytest.mark.xfail(strict=True, reason="explicit metrics are asked of the source too, which was fitted on nothing")
+def test_metrics_that_do_not_apply_to_the_source(again: Path):
+    write_recipe(measure={"metrics": ["diversity", "memorisation"]}, worlds=SOURCE, sweep=None)
+    shutil.rmtree(again / "measure")
+    gtl(f"{RUN} --stages measure")
+
+
+@pytest.mark.xfail(strict=True, reason="real rows come from the draw 0 alone")
+def test_draws_need_not_begin_with_zero(again: Path):
+    write_recipe(draws=[3], worlds=SOURCE, sweep=None)
+    gtl(f"{RUN} --stages sample measure judge figures")
+    rows = {(row.method, row.seed) for row in read_rows(again / "results.json") if row.metric == "distinct_4"}
+    assert ("source", 3) in rows
+    real = {row.metric for row in read_rows(again / "results.json") if row.method == "real"}
+    assert {"mauve", "domain", "distinct_4"} <= real
+
+
+# asked wrongly
+
+BAD: dict[str, tuple[Any, str]] = {
+    "not a mapping": (["prepare"], "toy.yaml: a mapping is needed"),
+    "empty": ({}, "'prepare' is missing"),
+    "unknown": (RECIPE | {"sweeps": {}}, "unknown key 'sweeps'; choose among prepare, source, worlds"),
+    "no prepare": (changed("prepare"), "'prepare' is missing"),
+    "no source": (changed("source"), "'source' is missing"),
+    "no adapt": (changed("adapt"), "'adapt' is missing"),
+    "no sample": (changed("sample"), "'sample' is missing"),
+    "no count": (RECIPE | {"sample": {}}, "sample.count, the number of sequences in a set, must be at least 1"),
+    "count 0": (RECIPE | {"sample": {"count": 0}}, "sample.count"),
+    "a world's key": (changed("worlds", 0, "fraction", to=1), "worlds: unknown key 'fraction'; choose among share"),
+    "a world": (RECIPE | {"worlds": [3]}, "worlds: a mapping is needed"),
+    "share 1": (changed("worlds", 1, "share", to=1), "share=1 must be in [0, 1)"),
+    "share -0.1": (changed("worlds", 1, "share", to=-0.1), "share=-0.1 must be in [0, 1)"),
+    "share nan": (changed("worlds", 1, "share", to=float("nan")), "share=nan must be in [0, 1)"),
+    "two shares": (changed("worlds", 1, "share", to=0), "two worlds have the same share"),
+    "fraction 0": (changed("worlds", 0, "fractions", to=[0.1, 0]), "fraction 0 must be above 0 and at most 1"),
+    "fraction 2": (changed("worlds", 0, "fractions", to=[0.1, 2]), "fraction 2 must be above 0 and at most 1"),
+    "method": (changed("worlds", 0, "methods", to=["gtl"]), "unknown method 'gtl'; choose among vanilla"),
+    "sweep": (RECIPE | {"sweep": 3}, "sweep: a mapping is needed"),
+    "sweep's key": (changed("sweep", "gamma", to=[1]), "sweep: unknown key 'gamma'; choose among method"),
+    "sweep's gammas": (changed("sweep", "gammas"), "sweep: 'gammas' is missing"),
+    "sweep's method": (
+        changed("sweep", "method", to="gtl-local"),
+        "the sweep needs gtl-local at 0.1, which is not fitted at share 0.25",
+    ),
+    "sweep's fraction": (
+        changed("sweep", "fraction", to=0.5),
+        "the sweep needs gtl-paper at 0.5, which is not fitted at share 0.25",
+    ),
+}
+NEEDS_CHECKS: dict[str, tuple[Any, str]] = {
+    "no worlds": (changed("worlds"), "'worlds' is missing"),
+    "no world": (RECIPE | {"worlds": []}, "worlds"),
+    "worlds": (RECIPE | {"worlds": 5}, "worlds"),
+    **{f"{key} null": (RECIPE | {key: None}, key) for key in
+       ("prepare", "source", "mixed", "adapt", "sample", "planned", "likelihood", "measure", "judge", "subsets")},
+    "count": (RECIPE | {"sample": {"count": "many"}}, "count"),
+    "share": (changed("worlds", 1, "share", to="x"), "share"),
+    "fractions": (changed("worlds", 0, "fractions", to=0.1), "fractions"),
+    "no methods": (changed("worlds", 1, "methods", to=[]) | {"sweep": None}, "methods"),
+    "one fraction twice": (changed("worlds", 0, "fractions", to=[0.1, 0.1]), "0.1"),
+    "one method twice": (changed("worlds", 0, "methods", to=["gtl-paper", "gtl-paper"]), "gtl-paper"),
+    "one subset twice": (RECIPE | {"subsets": [2, 2]}, "subsets"),
+    "no draws": (RECIPE | {"draws": []}, "draws"),
+    "draw 10": (RECIPE | {"draws": [0, 10]}, "draws"),
+    "sweep's subset": (changed("sweep", "subsets", to=[7]), "subset"),
+    "gammas": (changed("sweep", "gammas", to=2), "gammas"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_recipes(tmp_path: Path, case: str):
+    """An error that names the file and what is wrong in it."""
+    value, part = BAD[case]
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(value))
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'toy.yaml'}: ")) as caught:
+        read_recipe(tmp_path / "toy.yaml")
+    assert part in str(caught.value)
+
+
+@pytest.mark.xfail(strict=True, reason="accepted until a piece fails, or a traceback, or an error that names no key")
+@pytest.mark.parametrize("case", NEEDS_CHECKS)
+def test_more_bad_recipes(tmp_path: Path, case: str):
+    value, part = NEEDS_CHECKS[case]
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(value))
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'toy.yaml'}: ")) as caught:
+        read_recipe(tmp_path / "toy.yaml")
+    assert part in str(caught.value).removeprefix(str(tmp_path))
+    assert not re.search("object|instances of|format code", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("prepare: [a\nsource", "gtl: toy.yaml: not YAML (while parsing"),
+        ("a: 1\n\tb: 2", "gtl: toy.yaml: not YAML"),
+        ("", "gtl: toy.yaml: a mapping is needed"),
+        (yaml.safe_dump(RECIPE | {"sweeps": {}}), "gtl: toy.yaml: the recipe: unknown key 'sweeps'"),
+    ],
+)
+def test_a_bad_recipe_is_one_line(bare: Path, refused: Callable[..., str], text: str, part: str):
+    """Before anything is written."""
+    Path("toy.yaml").write_text(text)
+    assert part in refused()
+    assert not bare.exists()
+
+
+@pytest.mark.xfail(strict=True, reason="two fractions that give one n are two pieces in one folder")
+def test_two_fractions_of_one_number(again: Path):
+    """2 sequences at least: the same cell, which is fitted once."""
+    worlds = [{"share": 0, "fractions": [0.001, 0.002], "methods": ["finetuned"]}]
+    write_recipe(worlds=worlds, sweep=None)
+    gtl(f"{RUN} --stages adapt")
+
+
+FLAGS = {
+    "reproduce arxiv": "needs --recipe, for example recipes/arxiv-small.yaml",
+    "reproduce arxiv --recipe nowhere.yaml": "nowhere.yaml: no such recipe",
+    f"{RUN} --stages bogus": "unknown stage 'bogus'; choose among prepare, train",
+    f"{RUN} --stages": "--stages names none; choose among prepare",
+    f"{RUN} --shares 0.3": "choose among the recipe's, 0, 0.25",
+    f"{RUN} --minutes 0": "minutes=0.0 must be positive",
+    f"{RUN} --minutes .nan": "minutes=nan must be positive",
+    f"{RUN} --jobs 0": "jobs=0 must be at least 1",
+    f"{RUN} --n 20": "--n is for markov; of arxiv it stands in the recipe",
+    f"{RUN} --process uniform": "--process is for markov",
+    "reproduce markov --recipe toy.yaml": "are for arxiv",
+    "reproduce markov --stages train": "are for arxiv",
+    "reproduce markov --shares 0": "are for arxiv",
+    "reproduce markov --jobs 2": "are for arxiv",
+    "reproduce markov --minutes 3": "are for arxiv",
+}
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_bad_flags(bare: Path, refused: Callable[..., str], command: str):
+    assert FLAGS[command] in refused(command)
+    assert not Path("out").exists()
+    assert not Path("runs").exists()
+
+
+@pytest.mark.xfail(strict=True, reason="passed over in silence")
+@pytest.mark.parametrize("flag", ["--preset paper", "--seeds 3", "--first_seed 1"])
+def test_more_flags_of_markov(bare: Path, refused: Callable[..., str], flag: str):
+    assert "markov" in refused(f"{RUN} --stages prepare {flag}")
+
+
+@pytest.mark.xfail(strict=True, reason="the timer does not take such a number, and every piece fails of it")
+def test_a_time_limit_without_end(bare: Path):
+    gtl(f"{RUN} --stages prepare --minutes .inf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [("input", ["nowhere.json"], "nowhere.json: no such file"), ("tokenizer", "nowhere.txt", "nowhere.txt"),
+     ("lengths", 8, "lengths"), ("domain", ["source=categories:zoology"], "source")],
+)  # fmt: skip
+def test_a_stage_that_cannot_begin(bare: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any, part: str):
+    """What is wrong is said, the last line names the folder, and nothing is left half written."""
+    write_recipe(prepare=RECIPE["prepare"] | {key: value})
+    with pytest.raises(SystemExit) as caught:
+        gtl(RUN)
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert any(part in line for line in lines)
+    assert lines[-1].startswith("gtl: out/data failed (")
+    assert "Traceback" not in "".join(lines)
+    assert not contents(bare)
+
+
+@pytest.mark.xfail(strict=True, reason="the last line says: see above")
+def test_the_last_line_says_why(bare: Path, capsys: pytest.CaptureFixture[str]):
+    write_recipe(prepare=RECIPE["prepare"] | {"input": ["nowhere.json"]})
+    with pytest.raises(SystemExit):
+        gtl(RUN)
+    assert "nowhere.json: no such file" in capsys.readouterr().err.splitlines()[-1]
