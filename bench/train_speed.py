@@ -75,8 +75,8 @@ def main() -> None:
             made.append(
                 Row("train-speed", f"L = {length}, {rows} rows", None, 0, metric, value, None, weights, where, command)
             )
-    if arguments.out is not None:
-        write_json(arguments.out, [asdict(row) for row in made])
+        if arguments.out is not None:
+            write_json(arguments.out, [asdict(row) for row in made])
 
 
 if __name__ == "__main__":
