@@ -95,6 +95,8 @@ def adapt(
         problem = Problem(training, model, source_data, x, seed, held_out, bar=bar, log=run.log)
         for name in methods:
             folder = run.folder if len(methods) == 1 else run.folder / name
+            if run.has(name, len(x), seed, "steps"):  # its last row: it was kept before the run was stopped
+                continue
             made = problem.adapted(name)
             keep(run, folder, name, made, len(x), seed)
             strength = "" if made.ratio is None else f", gamma {made.gamma:g}"
@@ -115,8 +117,8 @@ def keep(run: Run, folder: Path, method: str, made: Adapted, n: int, seed: int) 
     for metric, value in (
         ("held_out_nll", made.score),
         ("gamma", made.gamma),
-        ("steps", made.steps),
         ("borrowed", made.borrowed),
+        ("steps", made.steps),
     ):
         if value is None:
             continue

@@ -29,6 +29,7 @@ from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
 from gtl.guidance import Guided
 from gtl.ratio import Combination, DifferenceRatio, KNNRatio, Ratio
+from gtl.ratio.gamma import CELLS
 from gtl.ratio.knn import SETTINGS, nelbo_by_setting
 from gtl.ratio.successive import SuccessiveRatio
 from gtl.ratio.weights import gather_evidence, join, select_weights
@@ -43,6 +44,8 @@ ROWS = 4096
 """Held-out corruptions behind the weights, over all folds."""
 LOOKED_UP = 1024
 """Held-out sequences of a fold, at most, that neighbours are tried on."""
+LEAST = 64, 512
+"""Sequences that neighbours are tried on, and places behind the weights, however large the vocabulary is."""
 
 
 def as_ratio(made: Trained) -> Ratio:
@@ -60,7 +63,14 @@ def neighbours(problem: Problem, base: Ratio, rows: Tensor, held_out: Tensor) ->
     store = knn(problem, Part(rows, None, 0)).ratio
     assert isinstance(store, KNNRatio)
     model, generator = Guided(problem.source, base, 1.0), torch.Generator(problem.device).manual_seed(problem.seed)
-    return nelbo_by_setting(model, store, held_out[:LOOKED_UP].to(problem.device), 512, generator).cpu().numpy()
+    fitting = max(LEAST[0], 8 * cells(problem) // held_out.shape[1])
+    some = held_out[: min(LOOKED_UP, fitting)].to(problem.device)
+    return nelbo_by_setting(model, store, some, min(512, fitting), generator).cpu().numpy()
+
+
+def cells(problem: Problem) -> int:
+    """Places whose log-probabilities a device holds at once without trouble."""
+    return CELLS.get(problem.device.type, 2**28) // problem.source.process.num_ids
 
 
 def best_setting(values: np.ndarray) -> int:
@@ -77,9 +87,9 @@ def stack(problem: Problem, method: str) -> Adapted:
     parts, source = problem.parts(), problem.source
     attempts, finals = zip(*(problem.trained(name, recipe) for name, recipe in MEMBERS.items()), strict=True)
     folds = [[attempt.tried[number] for attempt in attempts] for number in range(len(parts))]
-    rows = -(-ROWS // len(parts))
+    rows = -(-min(ROWS, max(LEAST[1], cells(problem))) // len(parts))
     evidence = [
-        gather_evidence(source, [as_ratio(each) for each in made], held.to(problem.device), rows, problem.seed)
+        gather_evidence(source, [as_ratio(each) for each in made], held[:rows].to(problem.device), rows, problem.seed)
         for made, (_, held) in zip(folds, parts, strict=True)
     ]
     weights = select_weights(join(evidence))
