@@ -96,6 +96,38 @@ def test_pruned_candidates_and_sampled_positions(tmp_path: Path):
     assert values(tmp_path / "all")["source", "nll"] == found["source", "nll"]
 
 
+def test_what_candidates_leave_out(tmp_path: Path):
+    """A row for each number, falling to nothing; with a ratio it is still the source's."""
+    command = "evaluate denoiser tgt.npy --draws 2 --outside"
+    gtl(f"{command} 2 1 3", "--out", tmp_path / "out")
+    found = {metric: value for (who, metric), value in values(tmp_path / "out").items() if "outside" in metric}
+    assert list(found) == ["outside@2", "outside@1", "outside@3"]
+    assert 1 > found["outside@1"] > found["outside@2"] > found["outside@3"] == 0
+    gtl(f"{command} 1 --ratio ratio", "--out", tmp_path / "guided")
+    assert values(tmp_path / "guided")["source", "outside@1"] == found["outside@1"]
+    (tmp_path / "out" / "FINISHED").unlink()
+    some = [row for row in rows(tmp_path / "out") if row["metric"] != "outside@3"]
+    (tmp_path / "out" / "results.json").write_text(json.dumps(some))
+    gtl(f"{command} 2 1 3", "--out", tmp_path / "out")
+    again = [(row["metric"], row["value"]) for row in rows(tmp_path / "out") if "outside" in str(row["metric"])]
+    assert again == list(found.items())
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        ("tgt.npy --samples src.npy --outside 1", "--outside says nothing without --denoiser"),
+        ("denoiser tgt.npy --outside 0", "n_ratio=0"),
+        ("denoiser tgt.npy --outside 1 4", "n_ratio=4 exceeds the vocabulary (3)"),
+        ("denoiser tgt.npy --outside", "--outside names no number of candidates"),
+        ("denoiser tgt.npy --outside many", "many"),
+        ("denoiser tgt.npy --words 3", "--words says nothing without --samples"),
+    ],
+)
+def test_bad_candidates(refused: Callable[..., str], flags: str, part: str):
+    assert part in refused(f"evaluate {flags}")
+
+
 def test_arguments_by_place_and_by_name():
     wanted = ["evaluate", "X", "--denoiser=D"]
     assert by_position(["evaluate", "D", "X"]) == wanted
@@ -174,6 +206,17 @@ def test_perplexity_comes_with_entropy(at_text: Path, tmp_path: Path):
     assert metrics == [(who, metric) for who in ("held_out", "samples") for metric in pair]
 
 
+def test_the_words_that_mauve_looks_at(at_text: Path, tmp_path: Path):
+    """The number that is given, or the samples' own; fewer of them are another number."""
+    command = f"{SAMPLES} --metrics mauve --tokenizer words --featurizer encoder --kmeans_seeds 1"
+    found = []
+    for name, more in (("own", ""), ("three", "--words 3"), ("many", "--words 500")):
+        gtl(f"{command} {more}", "--out", tmp_path / name)
+        found.append([values(tmp_path / name)["samples", metric] for metric in ("mauve_words", "mauve")])
+    assert [words for words, _ in found] == [12, 3, 500]
+    assert found[0][1] == found[2][1] != found[1][1]
+
+
 def test_text_is_what_its_tokens_are(at_text: Path, tmp_path: Path):
     """Documents a line, or their ids: the same numbers; metrics may be written in a list."""
     more = "--metrics diversity perplexity --tokenizer words --language_model gpt2"
@@ -238,6 +281,8 @@ BAD = {
     f"{SAMPLES} --source one.npy": "one.npy: 1 sequence;",
     f"{SAMPLES} --kmeans_seeds 0 --featurizer encoder --tokenizer words": "kmeans_seeds=0",
     f"{SAMPLES} --buckets 1 --featurizer encoder --tokenizer words": "buckets=1",
+    f"{SAMPLES} --words 0 --featurizer encoder --tokenizer words": "words=0 must be at least 1",
+    f"{SAMPLES} --words=-3 --featurizer encoder --tokenizer words": "words=-3 must be at least 1",
     f"{SAMPLES} --buckets 1000 --featurizer encoder --tokenizer words": "buckets=1000 exceeds",
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gtl.data.tokens import read_tokens
 from texts import csv_of, documents, lines_of, vocabulary, write, write_vocabulary
 from typed import SMALL, contents, gtl
 
@@ -209,6 +210,43 @@ def test_adapting_to_prepared_folders(refused: Callable[..., str], domains: Path
     assert "different lengths" in refused(f"adapt {tmp_path / 'd'} {cs} --source {domains / 'longer' / 'math'}")
     assert "the model has 4 ids and mask 3" in refused(f"diagnose denoiser {cs}")
     assert "different tokenizers" in refused(f"diagnose {tmp_path / 'd'} {cs} --source {domains / 'other' / 'math'}")
+
+
+def test_mixing_prepared_folders(
+    refused: Callable[..., str], domains: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A share of the target is in the source; a killed run is finished, and a finished one is never touched."""
+    math, cs, out = domains / "two" / "math", domains / "two" / "cs", tmp_path / "mixed"
+    command = f"mix --source {math} --target {cs} --share 0.25 --seed 3"
+    gtl(command, "--out", out)
+    assert f"{out / 'source'} and {out / 'target'}: 0.25 of the target is in the source" in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {"source", "target", "run.json", "FINISHED"}
+    about = json.loads((out / "run.json").read_text())
+    assert about == {"seed": 3, "command": f"gtl {command} --out {out}"}
+    before, after = ([len(read_tokens(folder)) for folder in pair] for pair in
+                     ((math, cs), (out / "source", out / "target")))  # fmt: skip
+    moved = round(0.25 * before[1])
+    assert after == [before[0] + moved, before[1] - moved]
+    gtl(f"train denoiser --data {out / 'source'} {SMALL}", "--out", tmp_path / "d")
+    assert "already holds a finished run" in refused(command, out)
+    was = contents(out)
+    (out / "FINISHED").unlink()
+    gtl(command, "--out", out)
+    assert contents(out) == was
+    (out / "FINISHED").unlink()
+    assert "holds a mixture of other arguments or data" in refused(command.replace("0.25", "0.5"), out)
+
+
+def test_what_cannot_be_mixed(refused: Callable[..., str], domains: Path):
+    mix = f"mix --source {domains / 'two' / 'math'} --target"
+    cs = domains / "two" / "cs"
+    for share in ("0", "1", "-0.5", ".nan"):
+        assert "must be a fraction between 0 and 1" in refused(f"{mix} {cs} --share={share}")
+    assert "one at least must move" in refused(f"{mix} {cs} --share 1e-6")
+    assert "different tokenizers" in refused(f"{mix} {domains / 'other' / 'cs'} --share 0.5")
+    assert "different lengths" in refused(f"{mix} {domains / 'longer' / 'cs'} --share 0.5")
+    assert "nowhere: no prepared folder; make it with gtl prepare" in refused(f"{mix} nowhere --share 0.5")
+    assert "share" in refused(f"{mix} {cs}")
 
 
 def test_a_changed_array(refused: Callable[..., str], shared: Path, tmp_path: Path):

@@ -6,6 +6,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from gtl.estimate import Adapted, Problem
 from gtl.progress import Bar
+from gtl.run import Run
 from typed import COMMANDS, DOMAINS, KEYS, SMALL, gtl, rows
 
 
@@ -202,6 +205,41 @@ def test_several_methods_share_what_they_train(shared: Path, tmp_path: Path):
     assert len(fits) == len(set(fits))
     found = {(row["method"], row["metric"]): row["value"] for row in rows(tmp_path / "all")}
     assert found["gtl-stack", "steps"] == found["finetuned", "steps"] + found["gtl-local", "steps"]  # type: ignore[operator]
+
+
+def test_several_methods_stopped_in_the_middle(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What is done is kept, the rest is trained, and nothing stands there twice."""
+    tiny = "--training.budget 12 --training.folds 2 --training.ratio.width 8 --training.ratio.heads 2"
+    command = f"adapt {shared / 'denoiser'} {shared / 'tgt.npy'} {tiny} --rows 8 --method finetuned gtl-local gtl-stack"
+    gtl(command, "--out", tmp_path / "whole")
+    adapted, add, trained = Problem.adapted, Run.add, []
+
+    def counted(problem: Problem, method: str) -> Adapted:
+        trained.append(method)
+        return adapted(problem, method)
+
+    def stop(run: Run, experiment: str, method: str, metric: str, *more: Any, **about: Any) -> None:
+        add(run, experiment, method, metric, *more, **about)
+        if (method, metric) == ("gtl-local", "gamma"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Problem, "adapted", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "add", stop)
+        with pytest.raises(SystemExit):
+            gtl(command, "--out", tmp_path / "out")
+    gtl(command, "--out", tmp_path / "out")
+    assert trained == ["finetuned", "gtl-local", "gtl-local", "gtl-stack"]
+    told = [[(r["method"], r["metric"], r["value"]) for r in rows(tmp_path / name)] for name in ("whole", "out")]
+    assert told[0] == told[1]
+    assert len(told[0]) == len(set(told[0])) == 1 + 3 * 3
+    for name in (
+        "finetuned/weights.safetensors",
+        "gtl-local/weights.safetensors",
+        "gtl-stack/config.json",
+        "target.npy",
+    ):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_some_of_the_rows(shared: Path, tmp_path: Path):

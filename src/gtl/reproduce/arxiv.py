@@ -311,7 +311,8 @@ def drawn(
         command = ("sample", *model, *words(flags | extra | {"seed": draw}))
         yield Piece("sample", folder, command, needs, here)
         samples = ("--samples", str(folder / "samples.npy"))
-        sides = {"data": places.data / "target", "source": places.data / "source", "train": about.get("fitted")}
+        fitted = about.get("fitted", places.data / "target")
+        sides = {"data": places.data / "target", "source": places.data / "source", "train": fitted}
         command = ("evaluate", *samples, *words(sides | recipe.measure))
         yield Piece("measure", places.out / "measure" / folder.name, command, (places.data, folder), here)
         yield judged(recipe, places, folder.name, samples, (places.data, folder), here)
