@@ -41,7 +41,7 @@ def adapt(
         out: folder for the checkpoint; by default a new one under runs/.
         source: sequences of the source domain, for the methods that need them (gtl-both, gtl-direct, gtl-paper and
             those with -iw).
-        method: gtl-local, gtl-knn and gtl-stack (both and fine-tuning, added up) need no source data; finetuned,
+        method: gtl-local, gtl-knn, gtl-local-knn (both) and gtl-stack (and fine-tuning) need no source data; finetuned,
             lora and vanilla are the baselines. gtl-local-iw, finetuned-iw, ... borrow source sequences that look like
             target. Several (--method finetuned gtl-stack) train once what they share, and each has a folder of its own
             below --out.

@@ -10,7 +10,7 @@ from gtl.estimate.lora import lora
 from gtl.estimate.paper import paper
 from gtl.estimate.sequence import by_pooling, direct, likelihood
 from gtl.estimate.settings import NetworkSize, Training
-from gtl.estimate.stack import stack
+from gtl.estimate.stack import stacked
 
 __all__ = ["METHODS", "Adapted", "NetworkSize", "Problem", "Training", "needs_source"]
 
@@ -29,7 +29,8 @@ METHODS: dict[str, Method] = {
     "gtl-local": local,
     "gtl-late": late,
     "gtl-knn": knn,
-    "gtl-stack": stack,
+    "gtl-local-knn": stacked("gtl-local"),
+    "gtl-stack": stacked("finetuned", "gtl-local"),
     **poolings("gtl-sequence", by_pooling(lambda pooling: likelihood(pooling, False))),
     **poolings("gtl-both", by_pooling(lambda pooling: likelihood(pooling, True))),
     **poolings("gtl-direct", by_pooling(direct)),

@@ -1,5 +1,7 @@
 """`gtl-stack`: the fine-tuned model's difference from its source, a local ratio and neighbours, added up.
 
+`gtl-local-knn` is the same without the fine-tuned model, so that nothing as large as the source is trained or kept.
+
 Fine-tuning and local ratio are trained as each is on its own, with its whole budget, so that the stack costs what its
 members cost (`steps` says how much); neighbours train nothing. A member with what another left over is a flat model,
 and mixing with that is shrinkage: likelier tokens on held-out rows, worse samples (measured).
@@ -23,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gtl.estimate.base import Adapted, Part, Problem, Recipe, Trained
+from gtl.estimate.base import Adapted, Method, Part, Problem, Recipe, Trained
 from gtl.estimate.baselines import recipe as baseline
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
@@ -34,7 +36,7 @@ from gtl.ratio.knn import SETTINGS, nelbo_by_setting
 from gtl.ratio.successive import SuccessiveRatio
 from gtl.ratio.weights import gather_evidence, join, select_weights
 
-__all__ = ["stack"]
+__all__ = ["stacked"]
 
 MEMBERS: dict[str, Recipe] = {
     "finetuned": lambda problem, part: baseline(problem, part, True),
@@ -82,10 +84,15 @@ def best_setting(values: np.ndarray) -> int:
     return best if sure else none
 
 
-def stack(problem: Problem, method: str) -> Adapted:
+def stacked(*members: str) -> Method:
+    """The method that stacks some members, and neighbours."""
+    return lambda problem, method: stack(problem, method, members)
+
+
+def stack(problem: Problem, method: str, members: Sequence[str] = tuple(MEMBERS)) -> Adapted:
     """Ratios, stacked."""
     parts, source = problem.parts(), problem.source
-    attempts, finals = zip(*(problem.trained(name, recipe) for name, recipe in MEMBERS.items()), strict=True)
+    attempts, finals = zip(*(problem.trained(name, MEMBERS[name]) for name in members), strict=True)
     folds = [[attempt.tried[number] for attempt in attempts] for number in range(len(parts))]
     rows = -(-min(ROWS, max(LEAST[1], cells(problem))) // len(parts))
     evidence = [
@@ -105,7 +112,7 @@ def stack(problem: Problem, method: str) -> Adapted:
         store.temperature, store.weight = temperature, weight
         ratio = SuccessiveRatio(ratio, store)
     if problem.log is not None:
-        chosen = dict(zip(MEMBERS, weights, strict=True)) | {"neighbours": weight, "temperature": temperature}
+        chosen = dict(zip(members, weights, strict=True)) | {"neighbours": weight, "temperature": temperature}
         problem.log({"network": f"{problem.label}{method}", "weights": chosen, "held_out": score})
     made = problem.result(Trained(source, ratio, fits), fits, score)
     return replace(made, weights=sum(f.fits[-1].weights for w, f in zip(weights, finals, strict=True) if w))

@@ -23,6 +23,7 @@ TITLES = {
     "gtl-local": "GTL, local ratio",
     "gtl-local-iw": "GTL, local ratio, importance-weighted",
     "gtl-knn": "GTL, nearest neighbours",
+    "gtl-local-knn": "GTL, local ratio and neighbours",
     "gtl-stack": "GTL, stack",
     "gtl-late": "GTL, late injection",
     "finetuned-iw": "fine-tuned, importance-weighted",
