@@ -1,12 +1,15 @@
 """`gtl reproduce arxiv`: the paper's language experiments."""
 
+import math
+import time
 from pathlib import Path
 
 from rich.console import Console
 
+from gtl.data.prepared import read_meta
 from gtl.reproduce.arxiv import STAGES, pieces_of, read_recipe, write_real
-from gtl.reproduce.collect import draw_figures
-from gtl.reproduce.pieces import Report, run_pieces
+from gtl.reproduce.collect import draw_figures, measured
+from gtl.reproduce.pieces import Piece, Report, is_done, run_pieces
 
 __all__ = ["reproduce_arxiv"]
 
@@ -35,26 +38,31 @@ def reproduce_arxiv(
         plan.worlds = [world for world in plan.worlds if world.share in shares]
     folder = Path("runs") / Path(recipe).stem if out is None else Path(out)
     console = Console(stderr=True)
-    seconds = None if minutes is None else 60 * minutes
-    report = Report()
+    deadline = None if minutes is None or math.isinf(minutes) else time.time() + 60 * minutes
+
+    def run(pieces: list[Piece]) -> Report:
+        report = run_pieces(pieces, jobs, None if deadline is None else deadline - time.time(), console)
+        if report.left and not report.failed:
+            print(f"{report.done} pieces are done, {report.left} are left: the same command goes on with them")
+        return report
+
     if "prepare" in asked:  # what comes after it depends on how much data there is
-        report = run_pieces([p for p in pieces_of(plan, folder) if p.stage == "prepare"], jobs, seconds, console)
+        report = run([piece for piece in pieces_of(plan, folder) if piece.stage == "prepare"])
         settle(report)
+        if report.left:
+            return
+    if read_meta(folder / "data" / "target") is None:
+        raise FileNotFoundError(f"{folder / 'data'} is not there yet: run the stage prepare first")
     pieces = pieces_of(plan, folder)
-    if len(pieces) == 1 and asked != ["prepare"]:
-        raise FileNotFoundError(f"{pieces[0].folder} is not there yet: run the stage prepare first")
+    for piece in pieces:
+        is_done(piece)  # results of another recipe are refused, whatever the stage
     if "judge" in asked:
         write_real(plan, folder)
-    later = [piece for piece in pieces if piece.stage in asked and piece.stage != "prepare"]
-    report = run_pieces(later, jobs, seconds, console)
-    made = []
-    if "figures" in asked:
-        made = draw_figures(plan, folder, pieces, f"gtl reproduce arxiv --recipe {recipe}")
-    for path in made:
-        print(path)
+    report = run([piece for piece in pieces if piece.stage in asked and piece.stage != "prepare"])
+    if "figures" in asked and (measured(pieces) or not report.left):
+        for path in draw_figures(plan, folder, pieces, f"gtl reproduce arxiv --recipe {recipe}"):
+            print(path)
     settle(report)
-    if report.left:
-        print(f"{report.done} pieces are done, {report.left} are left: the same command goes on with them")
 
 
 def settle(report: Report) -> None:

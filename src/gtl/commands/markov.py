@@ -135,8 +135,9 @@ def reproduce(
     if experiment == "arxiv":
         if recipe is None:
             raise ValueError("reproduce arxiv needs --recipe, for example recipes/arxiv-small.yaml")
-        if given:
-            raise ValueError(f"--{next(iter(given))} is for markov; of arxiv it stands in the recipe")
+        plain = {"preset": (preset, "small"), "seeds": (seeds, 1), "first_seed": (first_seed, 0)}
+        if wrong := [*given, *(key for key, (value, usual) in plain.items() if value != usual)]:
+            raise ValueError(f"--{wrong[0]} is for markov; of arxiv it stands in the recipe")
         return reproduce_arxiv(recipe, out, stages, shares, jobs, minutes)
     if (recipe, stages, shares, minutes, jobs) != (None, None, None, None, 1):
         raise ValueError("--recipe, --stages, --shares, --jobs and --minutes are for arxiv")

@@ -24,13 +24,20 @@ import yaml
 from gtl.data.prepared import read_meta
 from gtl.data.tokens import read_tokens, write_tokens
 from gtl.estimate import METHODS
-from gtl.reproduce.pieces import Piece, words
+from gtl.reproduce.pieces import Piece, with_history, words
 
 __all__ = ["STAGES", "Recipe", "World", "pieces_of", "read_recipe", "write_real"]
 
 STAGES = ("prepare", "train", "diagnose", "adapt", "likelihood", "sample", "measure", "judge", "figures")
 Flags = dict[str, Any]
 """Settings of a command, as its flags are called."""
+
+
+def check_list(value: Any, name: str, kind: type | tuple[type, ...]) -> None:
+    """Refuses what is no list of different things of a kind, or an empty one."""
+    good = isinstance(value, list) and all(isinstance(v, kind) and not isinstance(v, bool) for v in value)
+    if not good or not value or len({*value}) < len(value):
+        raise ValueError(f"{name}: a list of different values is needed, not {value!r}")
 
 
 @dataclass
@@ -41,6 +48,19 @@ class World:
     fractions: list[float] = field(default_factory=list)
     methods: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 <= self.share < 1:
+            raise ValueError(f"share={self.share} must be in [0, 1)")
+        if self.fractions or self.methods:
+            check_list(self.fractions, "fractions", (int, float))
+            check_list(self.methods, "methods", str)
+        for fraction in self.fractions:
+            if not 0 < fraction <= 1:
+                raise ValueError(f"fraction {fraction} must be above 0 and at most 1")
+        for method in self.methods:
+            if method not in METHODS:
+                raise ValueError(f"unknown method {method!r}; choose among {', '.join(METHODS)}")
+
 
 @dataclass
 class Sweep:
@@ -50,12 +70,19 @@ class Sweep:
     fraction: float
     gammas: list[float]
     n_ratio: list[int]
-    subsets: list[int] = field(default_factory=lambda: [0])
-    """Those of the recipe's that it is done for."""
+    subsets: list[int] | None = None
+    """Those of the recipe's that it is done for; the first by default."""
     draws: list[int] = field(default_factory=lambda: [0])
     """Seeds of its samples."""
     outside: list[int] = field(default_factory=list)
     """Numbers of candidates for which the target mass outside them is measured; by default those of n_ratio."""
+
+    def __post_init__(self) -> None:
+        check_list(self.gammas, "gammas", (int, float))
+        check_list(self.n_ratio, "n_ratio", int)
+        check_list(self.draws, "draws", int)
+        if self.outside:
+            check_list(self.outside, "outside", int)
 
 
 @dataclass
@@ -86,24 +113,30 @@ class Recipe:
     """Seeds of the samples."""
 
     def __post_init__(self) -> None:
-        for world in self.worlds:
-            if not 0 <= world.share < 1:
-                raise ValueError(f"share={world.share} must be in [0, 1)")
-            for fraction in world.fractions:
-                if not 0 < fraction <= 1:
-                    raise ValueError(f"fraction {fraction} must be above 0 and at most 1")
-            for method in world.methods:
-                if method not in METHODS:
-                    raise ValueError(f"unknown method {method!r}; choose among {', '.join(METHODS)}")
+        for key in ("prepare", "source", "adapt", "sample", "mixed", "planned", "likelihood", "measure", "judge"):
+            if not isinstance(getattr(self, key), dict):
+                raise ValueError(f"{key}: a mapping is needed, not {getattr(self, key)!r}")
+        for key in ("subsets", "draws"):
+            check_list(getattr(self, key), key, int)
+        if not 0 <= min(self.draws) <= max(self.draws) < 10 or min(self.subsets) < 0:
+            raise ValueError(f"draws {self.draws} must be from 0 to 9, subsets {self.subsets} at least 0")
+        if not self.worlds:
+            raise ValueError("worlds: at least one is needed")
         if len({world.share for world in self.worlds}) < len(self.worlds):
             raise ValueError("two worlds have the same share")
-        if self.sample.get("count", 0) < 1:
+        count = self.sample.get("count")
+        if not isinstance(count, int) or count < 1:
             raise ValueError("sample.count, the number of sequences in a set, must be at least 1")
-        if self.sweep is not None:
-            for world in self.worlds:
-                if self.sweep.method not in world.methods or self.sweep.fraction not in world.fractions:
-                    wanted = f"{self.sweep.method} at {self.sweep.fraction:g}"
-                    raise ValueError(f"the sweep needs {wanted}, which is not fitted at share {world.share:g}")
+        if self.sweep is None:
+            return
+        self.sweep.subsets = self.subsets[:1] if self.sweep.subsets is None else self.sweep.subsets
+        check_list(self.sweep.subsets, "the sweep's subsets", int)
+        if not {*self.sweep.subsets} <= {*self.subsets}:
+            raise ValueError(f"the sweep's subsets {self.sweep.subsets} are not among the recipe's, {self.subsets}")
+        for world in self.worlds:
+            if self.sweep.method not in world.methods or self.sweep.fraction not in world.fractions:
+                wanted = f"{self.sweep.method} at {self.sweep.fraction}"
+                raise ValueError(f"the sweep needs {wanted}, which is not fitted at share {world.share:g}")
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -117,7 +150,10 @@ def read_recipe(path: Path) -> Recipe:
     try:
         if not isinstance(value, dict):
             raise TypeError("a mapping is needed")
-        value["worlds"] = [build(World, world, "worlds") for world in value.get("worlds") or []]
+        if "worlds" in value:
+            if not isinstance(value["worlds"], list):
+                raise TypeError("worlds: a list is needed")
+            value["worlds"] = [build(World, world, "worlds") for world in value["worlds"]]
         if value.get("sweep") is not None:
             value["sweep"] = build(Sweep, value["sweep"], "sweep")
         return build(Recipe, value, "the recipe")
@@ -178,9 +214,8 @@ def pieces_of(recipe: Recipe, out: Path) -> list[Piece]:
         sides = ("--source", str(plain.data / "source"), "--target", str(plain.data / "target"))
         folder = Places(out, share).data
         found.append(Piece("prepare", folder, ("mix", *sides, "--share", f"{share:g}"), (plain.data,)))
-    whole = read_meta(plain.data / "target")
-    if whole is None:
-        return found
+    if read_meta(plain.data / "target") is None:
+        return with_history(found)
     found.append(train(plain, recipe.source))
     if recipe.planner is not None:
         sides = ("--data", str(plain.data / "source"), "--denoiser", str(plain.model))
@@ -197,7 +232,7 @@ def pieces_of(recipe: Recipe, out: Path) -> list[Piece]:
     for world in recipe.worlds:
         found += world_pieces(recipe, world, Places(out, world.share))
     order = {stage: index for index, stage in enumerate(STAGES)}
-    return sorted(found, key=lambda piece: order[piece.stage])
+    return with_history(sorted(found, key=lambda piece: order[piece.stage]))
 
 
 def train(places: Places, flags: Flags, *needs: Path) -> Piece:
@@ -221,13 +256,15 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
         return
     about: dict[str, Any] = {"share": world.share, "method": "source", "n": None, "subset": 0}
     source = str(places.model)
-    yield likelihood(recipe, places, "source", ("--denoiser", source), (places.model,), about, outside=True)
+    yield likelihood(recipe, places, f"r{places.share:g}-source", ("--denoiser", source), (places.model,), about)
+    if recipe.sweep is not None:
+        yield outside(recipe.sweep, recipe, places, about)
     yield from drawn(recipe, places, "source", ("--denoiser", source), (places.model,), about, {})
     if not world.share:
         real = ("--samples", str(places.out / "real" / "samples.npy"))
         yield judged(recipe, places, "real", real, (places.data,), about | {"method": "real", "draw": 0})
-    for fraction in world.fractions:
-        n = max(2, round(fraction * meta.splits["train"].segments))
+    numbers = {max(2, round(f * meta.splits["train"].segments)): f for f in reversed(world.fractions)}
+    for n, fraction in reversed(numbers.items()):  # several small fractions may be the same number
         for subset in recipe.subsets:
             cell = places.out / "adapt" / places.cell(n, subset)
             sides = ("--target", str(places.data / "target"), "--source", str(places.data / "source"))
@@ -244,7 +281,7 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
                 yield from drawn(recipe, places, name, model, needs, here, {})
                 sweep = recipe.sweep
                 here_too = sweep is not None and (method, fraction) == (sweep.method, sweep.fraction)
-                if sweep is not None and here_too and subset in sweep.subsets:
+                if sweep is not None and here_too and subset in (sweep.subsets or ()):
                     yield from swept(recipe, sweep, places, name, model, needs, here)
 
 
@@ -267,24 +304,22 @@ def swept(
 
 
 def likelihood(
-    recipe: Recipe,
-    places: Places,
-    name: str,
-    model: tuple[str, ...],
-    needs: tuple[Path, ...],
-    about: Flags,
-    outside: bool = False,
+    recipe: Recipe, places: Places, name: str, model: tuple[str, ...], needs: tuple[Path, ...], about: Flags
 ) -> Piece:
     """Held-out target under a model."""
     flags = dict(recipe.likelihood)
     if by_candidates(about["method"]):
         flags |= {key: recipe.planned[key] for key in ("n_ratio", "places") if key in recipe.planned}
-    if outside and recipe.sweep is not None:
-        flags["outside"] = recipe.sweep.outside or recipe.sweep.n_ratio
-    if name == "source":
-        name = f"r{places.share:g}-source"
     command = ("evaluate", "--data", str(places.data / "target"), *model, *words(flags))
     return Piece("likelihood", places.out / "likelihood" / name, command, (places.data, *needs), about)
+
+
+def outside(sweep: Sweep, recipe: Recipe, places: Places, about: Flags) -> Piece:
+    """The target mass outside the source's candidates."""
+    flags = recipe.likelihood | {"denoiser": places.model, "outside": sweep.outside or sweep.n_ratio}
+    command = ("evaluate", "--data", str(places.data / "target"), *words(flags))
+    folder = places.out / "likelihood" / f"r{places.share:g}-outside"
+    return Piece("likelihood", folder, command, (places.data, places.model), about | {"outside": True})
 
 
 def drawn(
@@ -307,7 +342,8 @@ def drawn(
     if name == "source":
         name = f"r{places.share:g}-source"
     for draw in recipe.draws:
-        folder, here = places.out / "samples" / f"{name}-d{draw}", about | {"draw": draw}
+        folder, first = places.out / "samples" / f"{name}-d{draw}", draw == recipe.draws[0]
+        here = about | {"draw": draw, "first": first}
         command = ("sample", *model, *words(flags | extra | {"seed": draw}))
         yield Piece("sample", folder, command, needs, here)
         samples = ("--samples", str(folder / "samples.npy"))
@@ -328,6 +364,7 @@ def judged(
 
 def write_real(recipe: Recipe, out: Path) -> None:
     """Real target sequences, as many as a set of samples has, to be judged as samples are."""
-    path = out / "real" / "samples.npy"
-    if not path.is_file():
-        write_tokens(path, read_tokens(out / "data" / "target")[: recipe.sample["count"]].long())
+    path, count = out / "real" / "samples.npy", recipe.sample["count"]
+    real = read_tokens(out / "data" / "target")[:count].long()
+    if not path.is_file() or len(read_tokens(path)) != len(real):
+        write_tokens(path, real)

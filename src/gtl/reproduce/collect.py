@@ -14,7 +14,7 @@ from gtl.reproduce.pieces import Piece
 from gtl.run import Row, read_rows
 from gtl.train.checkpoint import atomic, write_json
 
-__all__ = ["draw_figures", "rows_of"]
+__all__ = ["draw_figures", "measured", "rows_of"]
 
 NAMES = {"domain_score": "domain"}
 """Metrics that figures call by another name."""
@@ -22,10 +22,14 @@ FITTED = ("held_out_nll", "gamma", "steps", "borrowed")
 PANELS = ("mauve", "nll", "domain")
 
 
+def measured(pieces: Iterable[Piece]) -> list[Piece]:
+    """Pieces with rows that are done."""
+    return [p for p in pieces if p.about and p.stage != "sample" and (p.folder / "FINISHED").is_file()]
+
+
 def rows_of(pieces: Iterable[Piece], command: str) -> list[Row]:
     """The rows of all pieces that are done, each under the name of its method, with that method's weights."""
-    done = [piece for piece in pieces if piece.about and (piece.folder / "FINISHED").is_file()]
-    rows = [row for piece in done for row in renamed(piece)]
+    rows = [row for piece in measured(pieces) for row in renamed(piece)]
     weights = {(r.experiment, r.method, r.n): r.trainable_weights for r in rows if r.trainable_weights}
     return [
         replace(row, command=command, trainable_weights=weights.get((row.experiment, row.method, row.n)))
@@ -50,11 +54,11 @@ def renamed(piece: Piece) -> Iterator[Row]:
             if metric.startswith("outside@"):
                 name = f"n_ratio={metric.partition('@')[2]}"
                 yield replace(row, experiment=swept, method=name, metric="outside", n=None, seed=seed)
-            elif row.method == who:
+            elif row.method == who and "outside" not in about:
                 yield replace(row, experiment=experiment, method=method, n=n, seed=seed)
         elif row.method == "samples":
             yield replace(row, experiment=experiment, method=method, metric=metric, n=n, seed=seed)
-        elif row.method == "held_out" and method == "source" and not about["draw"]:
+        elif row.method == "held_out" and method == "source" and about["first"]:
             yield replace(row, experiment=experiment, method="real", metric=metric, n=None, seed=0, seconds=None)
 
 
@@ -94,8 +98,10 @@ def shown(recipe: Recipe, pieces: Iterable[Piece]) -> dict[str, list[str]]:
         wanted: dict[str, Any] = {"share": first.share, "subset": recipe.subsets[0], "draw": recipe.draws[0]}
         if "sweep" in piece.about or piece.about["n"] not in (None, middle):
             continue
-        if all(piece.about.get(key, value) == value for key, value in wanted.items()):
-            n = piece.about["n"]
+        n = piece.about["n"]
+        if n is None:  # the source is of no subset
+            del wanted["subset"]
+        if all(piece.about[key] == value for key, value in wanted.items()):
             title = TITLES.get(piece.about["method"], piece.about["method"]) + ("" if n is None else f", n = {n:,}")
             found[title] = (piece.folder / "samples.txt").read_text().splitlines()
     return found

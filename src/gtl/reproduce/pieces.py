@@ -5,6 +5,7 @@ fails leaves the others alone. Pieces run one after the other, or several at a t
 limit, what runs is stopped as Ctrl-C would stop it.
 """
 
+import io
 import json
 import os
 import shlex
@@ -14,17 +15,23 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
-from multiprocessing import get_context
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 
-__all__ = ["Piece", "Report", "is_done", "run_pieces", "words"]
+from gtl.train.checkpoint import atomic
+
+__all__ = ["Piece", "Report", "is_done", "run_pieces", "with_history", "words"]
 
 STOPPED = "stopped"
+MADE_FROM = "made-from.txt"
+"""Holds the history of a piece that is done."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class Piece:
     """Folders of pieces that come before."""
     about: dict[str, Any] = field(default_factory=dict)
     """What its rows will be called."""
+    history: str = ""
+    """A hash of its command and of all commands before it, see `with_history`."""
 
     @property
     def words(self) -> list[str]:
@@ -71,15 +80,28 @@ def words(flags: dict[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
+def with_history(pieces: Sequence[Piece]) -> list[Piece]:
+    """Pieces, each after those that it needs, that know what they come from."""
+    known: dict[Path, str] = {}
+    for piece in pieces:
+        lines = [str(piece), *(known.get(folder, "") for folder in piece.needs)]
+        known[piece.folder] = sha256("\n".join(lines).encode()).hexdigest()
+    return [replace(piece, history=known[piece.folder]) for piece in pieces]
+
+
 def is_done(piece: Piece) -> bool:
     """Whether its result is there; that of another command in its place is refused."""
-    if not (piece.folder / "FINISHED").is_file():
+    marker = piece.folder / "FINISHED"
+    if not marker.is_file():
         return False
     known = json.loads((piece.folder / "run.json").read_text())["command"]
     if known != str(piece):
         raise FileExistsError(
             f"{piece.folder} holds the result of another command ({known}); remove it, or choose another --out"
         )
+    noted = piece.folder / MADE_FROM
+    if piece.history and noted.is_file() and noted.read_text() != piece.history:
+        raise FileExistsError(f"{piece.folder} was made from results of another recipe; remove it")
     return True
 
 
@@ -113,7 +135,8 @@ def run_pieces(
         elif error != STOPPED:
             report.failed[str(piece.folder)] = error
         state = "done" if error is None else error if error == STOPPED else "FAILED: " + error
-        console.print(f"{report.done}/{total} {piece.folder} {took:.0f} s {state}", highlight=False, soft_wrap=True)
+        line = f"{report.done}/{total} {piece.folder} {took:.0f} s {state}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def in_time() -> bool:
         return deadline is None or time.time() < deadline
@@ -141,90 +164,132 @@ def side_by_side(
     in_time: Callable[[], bool],
     ended: Callable[[Piece, str | None, float], None],
 ) -> None:
-    """Runs pieces in processes that stay, so that libraries are loaded once."""
+    """Runs pieces in processes that stay, so that libraries are loaded once; one that dies takes its piece along."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
     before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     os.environ |= {name: value or str(threads) for name, value in before.items()}
-    running: dict[Future[str | None], tuple[Piece, float]] = {}
+    others = {*active_children()}
+    free = [process() for _ in range(min(jobs, len(waiting)))]
+    running: dict[Future[str | None], tuple[Piece, float, ProcessPoolExecutor]] = {}
     try:
-        with ProcessPoolExecutor(min(jobs, max(1, len(waiting))), get_context("spawn")) as pool:
-            while True:
-                for piece in [p for p in waiting if ready(p)]:
-                    if len(running) == jobs or not in_time():
-                        break
-                    waiting.remove(piece)
-                    log = piece.folder.with_name(f"{piece.folder.name}.log")
-                    running[pool.submit(perform, piece, deadline, log)] = piece, time.time()
-                if not running:
-                    return
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    piece, started = running.pop(future)
-                    ended(piece, future.result(), time.time() - started)
+        while True:
+            for piece in [p for p in waiting if ready(p)]:
+                if not free or not in_time():
+                    break
+                waiting.remove(piece)
+                log, worker = piece.folder.with_name(f"{piece.folder.name}.log"), free.pop()
+                running[worker.submit(perform, piece, deadline, log)] = piece, time.time(), worker
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                piece, started, worker = running.pop(future)
+                try:
+                    error = future.result()
+                    free.append(worker)
+                except BrokenProcessPool:
+                    error = "its process was killed; there may be too little memory for so many --jobs"
+                    free.append(process())
+                ended(piece, error, time.time() - started)
+    except KeyboardInterrupt:
+        wait(running, timeout=1)  # in a terminal all have heard it
+        for child in active_children():
+            if child not in others and child.pid is not None:
+                os.kill(child.pid, signal.SIGINT)
+        raise
     finally:
+        for worker in [*free, *(worker for _, _, worker in running.values())]:
+            worker.shutdown(cancel_futures=True)
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
+def process() -> ProcessPoolExecutor:
+    """One process that stays, deaf to Ctrl-C while it has nothing to do."""
+    return ProcessPoolExecutor(1, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
+
+
 def perform(piece: Piece, deadline: float | None, log: Path | None) -> str | None:
-    """Runs one command as if it had been typed; None, or what went wrong."""
+    """Runs one command as if it had been typed; None, or what went wrong. Ctrl-C in this process, without a log, is
+    raised."""
     from gtl.cli import main
 
     typed, sys.argv = sys.argv, ["gtl", *piece.words]
+    said = Last(sys.stderr)
     try:
-        with limited(deadline), logged(log):
+        with limited(deadline), logged(log, said):
             try:
                 main(piece.words)
             except Exception:
                 traceback.print_exc()
                 raise
+        with atomic(piece.folder / MADE_FROM) as handle:
+            handle.write(piece.history.encode())
         return None
     except SystemExit as error:
         if error.code in (None, 0):
             return None
-        return STOPPED if error.code == 130 else last_line(log)
+        if error.code != 130:
+            return said.line or "nothing was said"
     except KeyboardInterrupt:
-        if deadline is None or time.time() < deadline:
-            raise
-        return STOPPED
+        pass
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     finally:
         sys.argv = typed
+    if log is None and (deadline is None or time.time() < deadline):
+        raise KeyboardInterrupt
+    return STOPPED
+
+
+class Last(io.TextIOBase):
+    """A stream that passes on what is written and remembers the last line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.line = stream, ""
+
+    def write(self, text: str) -> int:
+        """Passes text on."""
+        self.line = next((line for line in reversed(text.splitlines()) if line.strip()), self.line)
+        return self.stream.write(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
 
 
 @contextmanager
 def limited(deadline: float | None) -> Iterator[None]:
-    """A KeyboardInterrupt at the deadline."""
-    if deadline is None:
-        yield
-        return
+    """A KeyboardInterrupt at the deadline, and at Ctrl-C."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
+    heard = signal.signal(signal.SIGINT, stop)
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(0.01, deadline - time.time()))
+    if deadline is not None:
+        signal.setitimer(signal.ITIMER_REAL, max(0.01, deadline - time.time()))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGINT, heard)
 
 
 @contextmanager
-def logged(log: Path | None) -> Iterator[None]:
+def logged(log: Path | None, said: Last) -> Iterator[None]:
     """Everything that is printed goes to a file, if there is one."""
     if log is None:
-        yield
+        with redirect_stderr(said):
+            yield
         return
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as file, redirect_stdout(file), redirect_stderr(file):
-        yield
-
-
-def last_line(log: Path | None) -> str:
-    """What a command said at the end."""
-    if log is None:
-        return "see above"
-    lines = [line for line in log.read_text().splitlines() if line.strip()]
-    return lines[-1] if lines else "nothing was said"
+    with log.open("a") as file:
+        said.stream = file
+        with redirect_stdout(file), redirect_stderr(said):
+            yield
