@@ -1,7 +1,6 @@
 """`gtl reproduce arxiv` at toy size: from a snapshot of abstracts to figures, once more, in parts, asked wrongly."""
 
 import contextlib
-import copy
 import json
 import re
 import shutil
@@ -14,48 +13,16 @@ import pytest
 import torch
 import yaml
 from matplotlib.image import imread
+from toy_recipe import RECIPE, changed
 
 from gtl.data.prepared import read_meta
 from gtl.evaluate import samples as suite
 from gtl.reproduce import pieces
-from gtl.reproduce.arxiv import read_recipe
 from gtl.run import read_rows
 from judges import save_encoder
 from texts import WORDS, documents, lines_of, write, write_vocabulary
 from typed import contents, gtl
 
-NETWORK = {"width": 8, "depth": 1, "heads": 2}
-FIT = {"batch_size": 16, "evaluation_rows": 64}
-RECIPE: dict[str, Any] = {
-    "prepare": {
-        "input": ["arxiv-metadata-oai-snapshot.json"],
-        "tokenizer": "vocab.txt",
-        "length": 8,
-        "domain": ["source=categories:cs,math", "target=categories:hep,astro"],
-        "exclusive": True,
-        "validation": 0.5,
-    },
-    "source": {"network": NETWORK | {"tied": True}, "fit": FIT | {"steps": 6, "evaluate_every": 3}},
-    "mixed": {"fit": {"steps": 4}},
-    "planner": {"network": NETWORK, "fit": FIT | {"steps": 4, "evaluate_every": 2}},
-    "diagnose": {"steps": 1},
-    "subsets": [2],
-    "draws": [0],
-    "worlds": [
-        {"share": 0, "fractions": [0.5, 0.1], "methods": ["finetuned", "gtl-paper", "gtl-local"]},
-        {"share": 0.25, "fractions": [0.1], "methods": ["gtl-paper"]},
-    ],
-    "adapt": {"training": {"budget": 12, "folds": 2, "ratio": NETWORK, "evaluate_every": 2, **FIT}},
-    "sample": {"count": 100},
-    "planned": {"n_ratio": 4, "places": 2},
-    "likelihood": {"draws": 1},
-    "measure": {},
-    "judge": {"featurizer": "reader", "kmeans_seeds": 1, "words": 4},
-    "sweep": {
-        "method": "gtl-paper", "fraction": 0.1, "gammas": [0, 2], "n_ratio": [2], "outside": [2, 8],
-        "subsets": [2], "draws": [3],
-    },
-}  # fmt: skip
 FIGURES = {"results.json", "results.md", "samples.md", "fractions.png", "sweep.png"}
 SOURCE = [{"share": 0}]
 """A world in which nothing is adapted."""
@@ -69,19 +36,6 @@ LOCAL = "r0-n27-s2-gtl-local"
 
 def write_recipe(**changes: Any) -> None:
     Path("toy.yaml").write_text(yaml.safe_dump(RECIPE | changes))
-
-
-def changed(*path: str | int, to: Any = ...) -> dict[str, Any]:
-    """The recipe with something else in one place, or with nothing there."""
-    recipe = copy.deepcopy(RECIPE)
-    place: Any = recipe
-    for key in path[:-1]:
-        place = place[key]
-    if to is ...:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = to
-    return recipe
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -524,76 +478,6 @@ def test_draws_need_not_begin_with_zero(again: Path):
 
 
 # asked wrongly
-
-BAD: dict[str, tuple[Any, str]] = {
-    "not a mapping": (["prepare"], "toy.yaml: a mapping is needed"),
-    "empty": ({}, "'prepare' is missing"),
-    "unknown": (RECIPE | {"sweeps": {}}, "unknown key 'sweeps'; choose among prepare, source, worlds"),
-    "no prepare": (changed("prepare"), "'prepare' is missing"),
-    "no source": (changed("source"), "'source' is missing"),
-    "no adapt": (changed("adapt"), "'adapt' is missing"),
-    "no sample": (changed("sample"), "'sample' is missing"),
-    "no count": (RECIPE | {"sample": {}}, "sample.count, the number of sequences in a set, must be at least 1"),
-    "count 0": (RECIPE | {"sample": {"count": 0}}, "sample.count"),
-    "a world's key": (changed("worlds", 0, "fraction", to=1), "worlds: unknown key 'fraction'; choose among share"),
-    "a world": (RECIPE | {"worlds": [3]}, "worlds: a mapping is needed"),
-    "share 1": (changed("worlds", 1, "share", to=1), "share=1 must be in [0, 1)"),
-    "share -0.1": (changed("worlds", 1, "share", to=-0.1), "share=-0.1 must be in [0, 1)"),
-    "share nan": (changed("worlds", 1, "share", to=float("nan")), "share=nan must be in [0, 1)"),
-    "two shares": (changed("worlds", 1, "share", to=0), "two worlds have the same share"),
-    "fraction 0": (changed("worlds", 0, "fractions", to=[0.1, 0]), "fraction 0 must be above 0 and at most 1"),
-    "fraction 2": (changed("worlds", 0, "fractions", to=[0.1, 2]), "fraction 2 must be above 0 and at most 1"),
-    "method": (changed("worlds", 0, "methods", to=["gtl"]), "unknown method 'gtl'; choose among vanilla"),
-    "sweep": (RECIPE | {"sweep": 3}, "sweep: a mapping is needed"),
-    "sweep's key": (changed("sweep", "gamma", to=[1]), "sweep: unknown key 'gamma'; choose among method"),
-    "sweep's gammas": (changed("sweep", "gammas"), "sweep: 'gammas' is missing"),
-    "sweep's method": (
-        changed("sweep", "method", to="gtl-local"),
-        "the sweep needs gtl-local at 0.1, which is not fitted at share 0.25",
-    ),
-    "sweep's fraction": (
-        changed("sweep", "fraction", to=0.5),
-        "the sweep needs gtl-paper at 0.5, which is not fitted at share 0.25",
-    ),
-}
-NEEDS_CHECKS: dict[str, tuple[Any, str]] = {
-    "no worlds": (changed("worlds"), "'worlds' is missing"),
-    "no world": (RECIPE | {"worlds": []}, "worlds"),
-    "worlds": (RECIPE | {"worlds": 5}, "worlds"),
-    **{f"{key} null": (RECIPE | {key: None}, key) for key in
-       ("prepare", "source", "mixed", "adapt", "sample", "planned", "likelihood", "measure", "judge", "subsets")},
-    "count": (RECIPE | {"sample": {"count": "many"}}, "count"),
-    "share": (changed("worlds", 1, "share", to="x"), "share"),
-    "fractions": (changed("worlds", 0, "fractions", to=0.1), "fractions"),
-    "no methods": (changed("worlds", 1, "methods", to=[]) | {"sweep": None}, "methods"),
-    "one fraction twice": (changed("worlds", 0, "fractions", to=[0.1, 0.1]), "0.1"),
-    "one method twice": (changed("worlds", 0, "methods", to=["gtl-paper", "gtl-paper"]), "gtl-paper"),
-    "one subset twice": (RECIPE | {"subsets": [2, 2]}, "subsets"),
-    "no draws": (RECIPE | {"draws": []}, "draws"),
-    "draw 10": (RECIPE | {"draws": [0, 10]}, "draws"),
-    "sweep's subset": (changed("sweep", "subsets", to=[7]), "subset"),
-    "gammas": (changed("sweep", "gammas", to=2), "gammas"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_recipes(tmp_path: Path, case: str):
-    """An error that names the file and what is wrong in it."""
-    value, part = BAD[case]
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(value))
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'toy.yaml'}: ")) as caught:
-        read_recipe(tmp_path / "toy.yaml")
-    assert part in str(caught.value)
-
-
-@pytest.mark.parametrize("case", NEEDS_CHECKS)
-def test_more_bad_recipes(tmp_path: Path, case: str):
-    value, part = NEEDS_CHECKS[case]
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(value))
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'toy.yaml'}: ")) as caught:
-        read_recipe(tmp_path / "toy.yaml")
-    assert part in str(caught.value).removeprefix(str(tmp_path))
-    assert not re.search("object|instances of|format code", str(caught.value))
 
 
 @pytest.mark.parametrize(

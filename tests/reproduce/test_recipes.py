@@ -1,0 +1,81 @@
+"""Recipes that say too little, too much, or what cannot be."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from toy_recipe import RECIPE, changed
+
+from gtl.reproduce.arxiv import read_recipe
+
+BAD: dict[str, tuple[Any, str]] = {
+    "not a mapping": (["prepare"], "toy.yaml: a mapping is needed"),
+    "empty": ({}, "'prepare' is missing"),
+    "unknown": (RECIPE | {"sweeps": {}}, "unknown key 'sweeps'; choose among prepare, source, worlds"),
+    "no prepare": (changed("prepare"), "'prepare' is missing"),
+    "no source": (changed("source"), "'source' is missing"),
+    "no adapt": (changed("adapt"), "'adapt' is missing"),
+    "no sample": (changed("sample"), "'sample' is missing"),
+    "no count": (RECIPE | {"sample": {}}, "sample.count, the number of sequences in a set, must be at least 1"),
+    "count 0": (RECIPE | {"sample": {"count": 0}}, "sample.count"),
+    "a world's key": (changed("worlds", 0, "fraction", to=1), "worlds: unknown key 'fraction'; choose among share"),
+    "a world": (RECIPE | {"worlds": [3]}, "worlds: a mapping is needed"),
+    "share 1": (changed("worlds", 1, "share", to=1), "share=1 must be in [0, 1)"),
+    "share -0.1": (changed("worlds", 1, "share", to=-0.1), "share=-0.1 must be in [0, 1)"),
+    "share nan": (changed("worlds", 1, "share", to=float("nan")), "share=nan must be in [0, 1)"),
+    "two shares": (changed("worlds", 1, "share", to=0), "two worlds have the same share"),
+    "fraction 0": (changed("worlds", 0, "fractions", to=[0.1, 0]), "fraction 0 must be above 0 and at most 1"),
+    "fraction 2": (changed("worlds", 0, "fractions", to=[0.1, 2]), "fraction 2 must be above 0 and at most 1"),
+    "method": (changed("worlds", 0, "methods", to=["gtl"]), "unknown method 'gtl'; choose among vanilla"),
+    "sweep": (RECIPE | {"sweep": 3}, "sweep: a mapping is needed"),
+    "sweep's key": (changed("sweep", "gamma", to=[1]), "sweep: unknown key 'gamma'; choose among method"),
+    "sweep's gammas": (changed("sweep", "gammas"), "sweep: 'gammas' is missing"),
+    "sweep's method": (
+        changed("sweep", "method", to="gtl-local"),
+        "the sweep needs gtl-local at 0.1, which is not fitted at share 0.25",
+    ),
+    "sweep's fraction": (
+        changed("sweep", "fraction", to=0.5),
+        "the sweep needs gtl-paper at 0.5, which is not fitted at share 0.25",
+    ),
+}
+MORE: dict[str, tuple[Any, str]] = {
+    "no worlds": (changed("worlds"), "'worlds' is missing"),
+    "no world": (RECIPE | {"worlds": []}, "worlds"),
+    "worlds": (RECIPE | {"worlds": 5}, "worlds"),
+    **{f"{key} null": (RECIPE | {key: None}, key) for key in
+       ("prepare", "source", "mixed", "adapt", "sample", "planned", "likelihood", "measure", "judge", "subsets")},
+    "count": (RECIPE | {"sample": {"count": "many"}}, "count"),
+    "share": (changed("worlds", 1, "share", to="x"), "share"),
+    "fractions": (changed("worlds", 0, "fractions", to=0.1), "fractions"),
+    "no methods": (changed("worlds", 1, "methods", to=[]) | {"sweep": None}, "methods"),
+    "one fraction twice": (changed("worlds", 0, "fractions", to=[0.1, 0.1]), "0.1"),
+    "one method twice": (changed("worlds", 0, "methods", to=["gtl-paper", "gtl-paper"]), "gtl-paper"),
+    "one subset twice": (RECIPE | {"subsets": [2, 2]}, "subsets"),
+    "no draws": (RECIPE | {"draws": []}, "draws"),
+    "draw 10": (RECIPE | {"draws": [0, 10]}, "draws"),
+    "sweep's subset": (changed("sweep", "subsets", to=[7]), "subset"),
+    "gammas": (changed("sweep", "gammas", to=2), "gammas"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_recipes(tmp_path: Path, case: str):
+    """An error that names the file and what is wrong in it."""
+    value, part = BAD[case]
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(value))
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'toy.yaml'}: ")) as caught:
+        read_recipe(tmp_path / "toy.yaml")
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("case", MORE)
+def test_more_bad_recipes(tmp_path: Path, case: str):
+    value, part = MORE[case]
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(value))
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'toy.yaml'}: ")) as caught:
+        read_recipe(tmp_path / "toy.yaml")
+    assert part in str(caught.value).removeprefix(str(tmp_path))
+    assert not re.search("object|instances of|format code", str(caught.value))
