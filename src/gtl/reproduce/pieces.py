@@ -5,6 +5,7 @@ fails leaves the others alone. Pieces run one after the other, or several at a t
 limit, what runs is stopped as Ctrl-C would stop it.
 """
 
+import gc
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 from rich.console import Console
 
 from gtl.train.checkpoint import atomic
@@ -236,6 +238,9 @@ def perform(piece: Piece, deadline: float | None, log: Path | None) -> str | Non
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     finally:
         sys.argv = typed
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # other processes need it
     if log is None and (deadline is None or time.time() < deadline):
         raise KeyboardInterrupt
     return STOPPED
