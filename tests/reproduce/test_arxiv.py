@@ -376,6 +376,28 @@ def test_real_text_follows_the_number_of_samples(again: Path):
     assert len(np.load(again / "real" / "samples.npy")) == 101
 
 
+def test_real_text_is_judged_as_samples_are(again: Path):
+    """As many sequences, although only samples were to be removed."""
+    write_recipe(sample={"count": 101}, worlds=SOURCE, sweep=None)
+    shutil.rmtree(again / "samples")
+    shutil.rmtree(again / "measure")
+    for folder in (again / "judge").iterdir():
+        if folder.name != "real":
+            shutil.rmtree(folder)
+    with contextlib.suppress(SystemExit):
+        gtl(f"{RUN} --stages sample judge")
+        assert {row.n for row in read_rows(again / "judge" / "real" / "results.json")} == {101}
+
+
+def test_real_text_follows_the_data(again: Path):
+    """Prepared anew, after all that was made from it is gone."""
+    for folder in [path for path in again.iterdir() if path.is_dir() and path.name != "real"]:
+        shutil.rmtree(folder)
+    write_recipe(prepare=RECIPE["prepare"] | {"seed": 7}, worlds=SOURCE, sweep=None, planner=None)
+    gtl(f"{RUN} --stages prepare train sample judge")
+    assert (np.load(again / "real" / "samples.npy") == np.load(again / "data" / "target" / "train.npy")[:100]).all()
+
+
 # some of it
 
 
@@ -434,6 +456,25 @@ def test_what_fails_leaves_the_rest_alone(again: Path, performed: list[str], cap
     assert "out/results.json" in said.out
     assert (again / second / "FINISHED").is_file()
     assert (again / first / "thesis.txt").read_text() == "x"
+
+
+def test_a_failure_before_anything_is_measured(bare: Path, capsys: pytest.CaptureFixture[str]):
+    source = changed("source", "fit", "learning_rate", to=-1)["source"]
+    write_recipe(source=source, worlds=SOURCE, sweep=None, planner=None)
+    with pytest.raises(SystemExit):
+        gtl(f"{RUN} --stages prepare train figures")
+    assert "out/source failed (gtl: learning_rate=-1" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_domains_by_other_names(bare: Path, capsys: pytest.CaptureFixture[str]):
+    """Either they are refused, or it is said how they must be called."""
+    domains = ["cs=categories:cs,math", "physics=categories:hep,astro"]
+    write_recipe(prepare=RECIPE["prepare"] | {"domain": domains}, worlds=SOURCE, sweep=None)
+    with pytest.raises(SystemExit):
+        gtl(f"{RUN} --stages prepare train")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "run the stage prepare" not in line
+    assert "target" in line
 
 
 def test_a_time_limit_leaves_the_rest_for_later(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
@@ -503,6 +544,13 @@ def test_two_fractions_of_one_number(again: Path):
     gtl(f"{RUN} --stages adapt")
 
 
+def test_a_sweep_at_one_of_two_fractions_of_one_number(again: Path, performed: list[str]):
+    worlds = [{"share": 0, "fractions": [0.001, 0.002], "methods": ["gtl-paper"]}]
+    write_recipe(worlds=worlds, sweep=RECIPE["sweep"] | {"fraction": 0.002})
+    gtl(f"{RUN} --stages adapt sample")
+    assert "samples/r0-n2-s2-gtl-paper-g2-k2-d3" in performed
+
+
 FLAGS = {
     "reproduce arxiv": "needs --recipe, for example recipes/arxiv-small.yaml",
     "reproduce arxiv --recipe nowhere.yaml": "nowhere.yaml: no such recipe",
@@ -541,7 +589,7 @@ def test_a_time_limit_without_end(bare: Path):
 @pytest.mark.parametrize(
     ("key", "value", "part"),
     [("input", ["nowhere.json"], "nowhere.json: no such file"), ("tokenizer", "nowhere.txt", "nowhere.txt"),
-     ("lengths", 8, "lengths"), ("domain", ["source=categories:zoology"], "source")],
+     ("lengths", 8, "lengths")],
 )  # fmt: skip
 def test_a_stage_that_cannot_begin(bare: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any, part: str):
     """What is wrong is said, the last line names the folder, and nothing is left half written."""

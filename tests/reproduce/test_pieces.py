@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ from safetensors import safe_open
 
 from gtl.progress import Bar
 from gtl.reproduce import pieces
-from gtl.reproduce.pieces import Piece, Report, is_done, run_pieces, words
+from gtl.reproduce.pieces import Piece, Report, is_done, run_pieces, with_history, words
 from gtl.run import Run
 from typed import SMALL, contents
 
@@ -87,13 +88,19 @@ def lasting(folder: str) -> list[bytes]:
     return [Path(folder, name).read_bytes() for name in LASTING]
 
 
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> bool:
+    """Whether a condition holds before so many seconds are over."""
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return bool(condition())
+
+
 def when(condition: Callable[[], object], act: Callable[[], None]) -> threading.Thread:
     """Does something as soon as a condition holds."""
 
     def watch() -> None:
-        until = time.monotonic() + 60
-        while not condition() and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_for(condition)
         act()
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -170,6 +177,19 @@ def test_the_result_of_another_command(started: list[str]):
     with pytest.raises(FileExistsError, match=r"a holds the result of another command \(gtl train .* remove it, or"):
         run_pieces([piece("b"), piece("a", f"{SHORT} --fit.seed 1")])
     assert started == ["a"]
+
+
+def test_what_was_made_from_another_result():
+    """The same command, after another one before it: refused."""
+    run_pieces(with_history([piece("a"), piece("b", f"{SHORT} --start a", "a")]))
+    shutil.rmtree("a")
+    other = with_history([piece("a", f"{SHORT} --fit.seed 1"), piece("b", f"{SHORT} --start a", "a")])
+    with pytest.raises(FileExistsError, match="b was made from results of another recipe; remove it"):
+        run_pieces(other)
+    assert not Path("a").exists()
+    shutil.rmtree("b")
+    assert run_pieces(other) == Report(done=2)
+    assert run_pieces(other) == Report(done=2)
 
 
 def test_bad_jobs():
@@ -368,3 +388,34 @@ def test_a_process_that_is_killed(served: None):
     when(lambda: all(Path(name, "config.yaml").exists() for name in "ab"), kill)
     report = run_pieces(found, jobs=2)
     assert (report.done, report.left, len(report.failed)) == (1, 0, 1)
+
+
+def two_endless() -> None:
+    """What a process of its own does, in forks of its own."""
+    pieces.get_context = lambda _: multiprocessing.get_context("fork")  # type: ignore[assignment]
+    run_pieces([piece(name, f"{ENDLESS} --fit.seed {seed}") for seed, name in enumerate("ab")], jobs=2, seconds=20)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_its_parent(server: ForkServerContext, how: signal.Signals):
+    """Which would work on in folders that the same command takes up again."""
+    parent = server.Process(target=two_endless)
+    parent.start()
+    wait_for(lambda: all(Path(name, "metrics.jsonl").exists() for name in "ab"))
+    children = [int(pid) for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
+    assert len(children) == 2
+    os.kill(parent.pid or 0, how)
+    parent.join()
+    try:
+        assert wait_for(lambda: not any(alive(child) for child in children), 5)
+    finally:
+        for child in filter(alive, children):
+            os.kill(child, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

@@ -79,3 +79,20 @@ def test_more_bad_recipes(tmp_path: Path, case: str):
         read_recipe(tmp_path / "toy.yaml")
     assert part in str(caught.value).removeprefix(str(tmp_path))
     assert not re.search("object|instances of|format code", str(caught.value))
+
+
+LAST: dict[str, tuple[Any, str]] = {
+    "planner": (RECIPE | {"planner": 3}, "planner"),
+    "diagnose": (RECIPE | {"diagnose": [1]}, "diagnose"),
+    "fit null": (changed("source", "fit", to=None), "fit"),
+    "sweep's draw 10": (changed("sweep", "draws", to=[10]), "draws"),
+}
+
+
+@pytest.mark.parametrize("case", LAST)
+def test_the_last_bad_recipes(tmp_path: Path, case: str):
+    value, part = LAST[case]
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(value))
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'toy.yaml'}: ")) as caught:
+        read_recipe(tmp_path / "toy.yaml")
+    assert part in str(caught.value).removeprefix(str(tmp_path))

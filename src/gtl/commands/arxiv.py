@@ -59,7 +59,7 @@ def reproduce_arxiv(
     if "judge" in asked:
         write_real(plan, folder)
     report = run([piece for piece in pieces if piece.stage in asked and piece.stage != "prepare"])
-    if "figures" in asked and (measured(pieces) or not report.left):
+    if "figures" in asked and (measured(pieces) or not (report.left or report.failed)):
         for path in draw_figures(plan, folder, pieces, f"gtl reproduce arxiv --recipe {recipe}"):
             print(path)
     settle(report)

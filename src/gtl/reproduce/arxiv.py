@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from gtl.data.prepared import read_meta
@@ -81,6 +82,8 @@ class Sweep:
         check_list(self.gammas, "gammas", (int, float))
         check_list(self.n_ratio, "n_ratio", int)
         check_list(self.draws, "draws", int)
+        if not 0 <= min(self.draws) <= max(self.draws) < 10:
+            raise ValueError(f"the sweep's draws {self.draws} must be from 0 to 9")
         if self.outside:
             check_list(self.outside, "outside", int)
 
@@ -116,6 +119,16 @@ class Recipe:
         for key in ("prepare", "source", "adapt", "sample", "mixed", "planned", "likelihood", "measure", "judge"):
             if not isinstance(getattr(self, key), dict):
                 raise ValueError(f"{key}: a mapping is needed, not {getattr(self, key)!r}")
+        for key in ("planner", "diagnose"):
+            if getattr(self, key) is not None and not isinstance(getattr(self, key), dict):
+                raise ValueError(f"{key}: a mapping is needed, not {getattr(self, key)!r}")
+        for flags in (self.source, self.mixed, self.planner or {}):
+            for key in ("fit", "network"):
+                if not isinstance(flags.get(key, {}), dict):
+                    raise ValueError(f"{key}: a mapping is needed, not {flags[key]!r}")
+        domains = self.prepare.get("domain")
+        if not isinstance(domains, list) or {str(d).partition("=")[0] for d in domains} != {"source", "target"}:
+            raise ValueError("prepare.domain: two domains are needed, called source and target")
         for key in ("subsets", "draws"):
             check_list(getattr(self, key), key, int)
         if not 0 <= min(self.draws) <= max(self.draws) < 10 or min(self.subsets) < 0:
@@ -249,6 +262,11 @@ def merged(first: Flags, second: Flags) -> Flags:
     return both
 
 
+def number(fraction: float, rows: int) -> int:
+    """Sequences that a fraction of all rows is."""
+    return max(2, round(fraction * rows))
+
+
 def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece]:
     """What is adapted, drawn and measured in a world."""
     meta = read_meta(places.data / "target")
@@ -262,9 +280,16 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
     yield from drawn(recipe, places, "source", ("--denoiser", source), (places.model,), about, {})
     if not world.share:
         real = ("--samples", str(places.out / "real" / "samples.npy"))
-        yield judged(recipe, places, "real", real, (places.data,), about | {"method": "real", "draw": 0})
-    numbers = {max(2, round(f * meta.splits["train"].segments)): f for f in reversed(world.fractions)}
-    for n, fraction in reversed(numbers.items()):  # several small fractions may be the same number
+        yield judged(
+            recipe,
+            places,
+            "real",
+            real,
+            (places.data,),
+            about | {"method": "real", "draw": 0, "count": recipe.sample["count"]},
+        )
+    rows = meta.splits["train"].segments
+    for n in dict.fromkeys(number(fraction, rows) for fraction in world.fractions):  # small ones may be the same
         for subset in recipe.subsets:
             cell = places.out / "adapt" / places.cell(n, subset)
             sides = ("--target", str(places.data / "target"), "--source", str(places.data / "source"))
@@ -280,8 +305,9 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
                 yield likelihood(recipe, places, name, model, needs, here)
                 yield from drawn(recipe, places, name, model, needs, here, {})
                 sweep = recipe.sweep
-                here_too = sweep is not None and (method, fraction) == (sweep.method, sweep.fraction)
-                if sweep is not None and here_too and subset in (sweep.subsets or ()):
+                if sweep is None or method != sweep.method or n != number(sweep.fraction, rows):
+                    continue
+                if subset in (sweep.subsets or ()):
                     yield from swept(recipe, sweep, places, name, model, needs, here)
 
 
@@ -366,5 +392,5 @@ def write_real(recipe: Recipe, out: Path) -> None:
     """Real target sequences, as many as a set of samples has, to be judged as samples are."""
     path, count = out / "real" / "samples.npy", recipe.sample["count"]
     real = read_tokens(out / "data" / "target")[:count].long()
-    if not path.is_file() or len(read_tokens(path)) != len(real):
+    if not path.is_file() or not torch.equal(read_tokens(path), real):
         write_tokens(path, real)

@@ -12,6 +12,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +87,7 @@ def with_history(pieces: Sequence[Piece]) -> list[Piece]:
     """Pieces, each after those that it needs, that know what they come from."""
     known: dict[Path, str] = {}
     for piece in pieces:
-        lines = [str(piece), *(known.get(folder, "") for folder in piece.needs)]
+        lines = [str(piece), str(piece.about.get("count")), *(known.get(folder, "") for folder in piece.needs)]
         known[piece.folder] = sha256("\n".join(lines).encode()).hexdigest()
     return [replace(piece, history=known[piece.folder]) for piece in pieces]
 
@@ -180,7 +181,12 @@ def side_by_side(
                     break
                 waiting.remove(piece)
                 log, worker = piece.folder.with_name(f"{piece.folder.name}.log"), free.pop()
-                running[worker.submit(perform, piece, deadline, log)] = piece, time.time(), worker
+                try:
+                    future = worker.submit(perform, piece, deadline, log)
+                except BrokenProcessPool:  # it was killed while it had nothing to do
+                    worker = process()
+                    future = worker.submit(perform, piece, deadline, log)
+                running[future] = piece, time.time(), worker
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -189,7 +195,8 @@ def side_by_side(
                     error = future.result()
                     free.append(worker)
                 except BrokenProcessPool:
-                    error = "its process was killed; there may be too little memory for so many --jobs"
+                    whole = (piece.folder / "FINISHED").is_file()
+                    error = None if whole else "its process was killed; is there memory for so many --jobs?"
                     free.append(process())
                 ended(piece, error, time.time() - started)
     except KeyboardInterrupt:
@@ -206,8 +213,21 @@ def side_by_side(
 
 
 def process() -> ProcessPoolExecutor:
-    """One process that stays, deaf to Ctrl-C while it has nothing to do."""
-    return ProcessPoolExecutor(1, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    """One process that stays."""
+    return ProcessPoolExecutor(1, get_context("spawn"), begin)
+
+
+def begin() -> None:
+    """Makes a process deaf to Ctrl-C while it has nothing to do, and ends it when its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def perform(piece: Piece, deadline: float | None, log: Path | None) -> str | None:
