@@ -304,7 +304,7 @@ def test_a_second_run_performs_nothing(again: Path, performed: list[str], capsys
 
 def test_pieces_that_are_gone_are_made_again(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
     """Those and no others, with the same result."""
-    names = ["mixed-0.25", "planner", f"samples/{LOCAL}-d0", "judge/real"]
+    names = ["mixed-0.25", "planner", "judge/real", f"samples/{LOCAL}-d0"]
 
     def lasting() -> dict[str, bytes]:
         return {key: value for key, value in (contents(again) or {}).items() if Path(key).name not in TIMED}
@@ -414,7 +414,7 @@ def test_stages_and_worlds_can_be_chosen(bare: Path, refused: Callable[..., str]
     performed.clear()
     gtl(f"{RUN} --stages likelihood,train --shares 0", "--stages", "adapt")
     fit = "r0-n27-s2"
-    assert performed == ["source", "planner", f"adapt/{fit}", "likelihood/r0-source", f"likelihood/{fit}-finetuned"]
+    assert performed == ["source", "planner", "likelihood/r0-source", f"adapt/{fit}", f"likelihood/{fit}-finetuned"]
     assert "needs out/samples/r0-source-d0" in refused(f"{RUN} --stages measure --shares 0")
     gtl(f"{RUN} --stages figures --shares 0")
     rows = read_rows(bare / "results.json")
@@ -479,7 +479,7 @@ def test_domains_by_other_names(bare: Path, capsys: pytest.CaptureFixture[str]):
 
 def test_a_time_limit_leaves_the_rest_for_later(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
     """What is not finished is in no table yet."""
-    names = [f"samples/{LOCAL}-d0", "judge/real"]
+    names = ["judge/real", f"samples/{LOCAL}-d0"]
     for name in names:
         (again / name / "FINISHED").unlink()
     gtl(f"{RUN} --minutes 1e-9")

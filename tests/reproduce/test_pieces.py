@@ -373,8 +373,8 @@ def test_control_c_stops_all_processes(served: None):
 
     when(lambda: all(Path(name, "metrics.jsonl").exists() for name in "ab"), interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run_pieces(found, jobs=2, seconds=5)  # so that the test ends
-    assert time.monotonic() - heard[0] < 3
+        run_pieces(found, jobs=2, seconds=30)  # so that the test ends
+    assert time.monotonic() - heard[0] < 10
     assert not multiprocessing.active_children()
 
 

@@ -220,7 +220,8 @@ class Places:
 
 
 def pieces_of(recipe: Recipe, out: Path) -> list[Piece]:
-    """All commands in an order in which they can run. Those after `prepare` are known once it is done."""
+    """All commands in an order in which they can run, each model followed by what is asked of it, so that a time limit
+    leaves whole cells. Those after `prepare` are known once it is done."""
     found = [Piece("prepare", out / "data", ("prepare", *words(recipe.prepare)))]
     plain = Places(out, 0.0)
     for share in (world.share for world in recipe.worlds if world.share):
@@ -244,8 +245,7 @@ def pieces_of(recipe: Recipe, out: Path) -> list[Piece]:
         found.append(Piece("diagnose", out / "diagnose", command, (plain.data, plain.model)))
     for world in recipe.worlds:
         found += world_pieces(recipe, world, Places(out, world.share))
-    order = {stage: index for index, stage in enumerate(STAGES)}
-    return with_history(sorted(found, key=lambda piece: order[piece.stage]))
+    return with_history(found)
 
 
 def train(places: Places, flags: Flags, *needs: Path) -> Piece:
@@ -289,8 +289,9 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
             about | {"method": "real", "draw": 0, "count": recipe.sample["count"]},
         )
     rows = meta.splits["train"].segments
-    for n in dict.fromkeys(number(fraction, rows) for fraction in world.fractions):  # small ones may be the same
-        for subset in recipe.subsets:
+    sizes = dict.fromkeys(number(fraction, rows) for fraction in world.fractions)  # small ones may be the same
+    for subset in recipe.subsets:
+        for n in sizes:
             cell = places.out / "adapt" / places.cell(n, subset)
             sides = ("--target", str(places.data / "target"), "--source", str(places.data / "source"))
             chosen = ("--method", *world.methods, "--rows", str(n), "--seed", str(subset))

@@ -168,11 +168,11 @@ def side_by_side(
     ended: Callable[[Piece, str | None, float], None],
 ) -> None:
     """Runs pieces in processes that stay, so that libraries are loaded once; one that dies takes its piece along."""
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // jobs))
     before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     os.environ |= {name: value or str(threads) for name, value in before.items()}
     others = {*active_children()}
-    free = [process() for _ in range(min(jobs, len(waiting)))]
+    free = [process(threads) for _ in range(min(jobs, len(waiting)))]
     running: dict[Future[str | None], tuple[Piece, float, ProcessPoolExecutor]] = {}
     try:
         while True:
@@ -184,7 +184,7 @@ def side_by_side(
                 try:
                     future = worker.submit(perform, piece, deadline, log)
                 except BrokenProcessPool:  # it was killed while it had nothing to do
-                    worker = process()
+                    worker = process(threads)
                     future = worker.submit(perform, piece, deadline, log)
                 running[future] = piece, time.time(), worker
             if not running:
@@ -197,7 +197,7 @@ def side_by_side(
                 except BrokenProcessPool:
                     whole = (piece.folder / "FINISHED").is_file()
                     error = None if whole else "its process was killed; is there memory for so many --jobs?"
-                    free.append(process())
+                    free.append(process(threads))
                 ended(piece, error, time.time() - started)
     except KeyboardInterrupt:
         wait(running, timeout=1)  # in a terminal all have heard it
@@ -212,13 +212,14 @@ def side_by_side(
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
-def process() -> ProcessPoolExecutor:
+def process(threads: int) -> ProcessPoolExecutor:
     """One process that stays."""
-    return ProcessPoolExecutor(1, get_context("spawn"), begin)
+    return ProcessPoolExecutor(1, get_context("spawn"), begin, (threads,))
 
 
-def begin() -> None:
+def begin(threads: int) -> None:
     """Makes a process deaf to Ctrl-C while it has nothing to do, and ends it when its parent is gone."""
+    torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
 
