@@ -41,6 +41,7 @@ LISTS = (
     "--outside",
     "--stages",
     "--shares",
+    "--training.rates",
 )
 """Flags that take several values, which may be written apart by blanks or commas."""
 SWITCHES = ("--exclusive", "--skip_bad")

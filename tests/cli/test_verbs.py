@@ -175,7 +175,10 @@ def test_every_sampler(shared: Path, tmp_path: Path, model: str, sampler: str | 
     assert x.max() < 3
 
 
-@pytest.mark.parametrize("method", ["gtl-knn", "gtl-local-knn", "gtl-stack", "gtl-local-iw", "gtl-late", "finetuned"])
+KEPT = ["gtl-knn", "gtl-local-knn", "gtl-adapters", "gtl-light", "gtl-stack", "gtl-full", "gtl-local-iw", "gtl-late"]
+
+
+@pytest.mark.parametrize("method", [*KEPT, "finetuned", "lora"])
 def test_whatever_adapt_makes_can_guide(shared: Path, tmp_path: Path, method: str):
     """A ratio, a stack of them, or a tuned denoiser: each is a folder that sample and evaluate take as it is."""
     tiny = "--training.budget 24 --training.folds 2 --training.ratio.width 8 --training.ratio.heads 2"

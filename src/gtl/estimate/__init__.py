@@ -1,5 +1,6 @@
 """Estimators: every way from a source model to a target model. A new one is a file here and a line in METHODS."""
 
+from gtl.estimate.adapters import adapters
 from gtl.estimate.base import Adapted, Method, Problem
 from gtl.estimate.baselines import finetuned, finetuned_epochs, vanilla, vanilla_epochs
 from gtl.estimate.borrow import ENDING, borrowing
@@ -30,7 +31,10 @@ METHODS: dict[str, Method] = {
     "gtl-late": late,
     "gtl-knn": knn,
     "gtl-local-knn": stacked("gtl-local"),
+    "gtl-adapters": adapters,
+    "gtl-light": stacked("lora", "gtl-local"),
     "gtl-stack": stacked("finetuned", "gtl-local"),
+    "gtl-full": stacked("finetuned", "lora", "gtl-local"),
     **poolings("gtl-sequence", by_pooling(lambda pooling: likelihood(pooling, False))),
     **poolings("gtl-both", by_pooling(lambda pooling: likelihood(pooling, True))),
     **poolings("gtl-direct", by_pooling(direct)),

@@ -2,8 +2,9 @@
 
 A *recipe* trains on the rows that it is given and records, as it goes, how likely held-out rows are under the model
 that it would give at each step and each gamma. `Problem.run` takes it over K folds (one split where data is plenty),
-chooses step and gamma where the mean over folds is best, and runs it once more on all rows up to that step. Every
-network that is trained on the way counts against the budget, and every method, baselines included, goes this way.
+chooses step, gamma and learning rate where the mean over folds is best, and runs it once more on all rows up to that
+step. Every network that is trained on the way counts against the budget, and every method, baselines included, goes
+this way.
 
 With `folds: 0` nothing is trained twice: one split, the best weights kept, gamma chosen for them (as the paper does).
 """
@@ -144,6 +145,8 @@ class Problem:
     bar: Bar | None = None
     log: Callable[[dict[str, Any]], None] | None = None
     label: str = ""
+    rate: float = 1.0
+    """What learning rates are multiplied by, see `Training.rates`."""
     memory: dict[str, Adapted] = field(default_factory=dict)
     shared: "dict[str, tuple[Attempt, Trained]]" = field(default_factory=dict)
 
@@ -192,21 +195,28 @@ class Problem:
         step, index, score = choose([trained.fits[-1].curve for trained in tried], tried[0].favourite())
         for trained in tried:
             trained.settle(index)
-        return Attempt(tried, steps, step, index, score)
+        return Attempt(tried, steps, step, index, score, self.rate)
 
     def finish(
         self, name: str, recipe: "Recipe", rows: Tensor, attempt: "Attempt", start: Trained | None = None
     ) -> Trained:
         """The recipe once more on all rows, up to the chosen step, with the chosen setting."""
-        final = recipe(self, Part(rows, None, attempt.steps, attempt.step, f"{name}, all rows", start))
+        problem = replace(self, rate=attempt.rate)
+        final = recipe(problem, Part(rows, None, attempt.steps, attempt.step, f"{name}, all rows", start))
         final.settle(attempt.index)
         return final
 
     def trained(self, name: str, recipe: "Recipe") -> "tuple[Attempt, Trained]":
         """A recipe on every fold and then on all rows, once for all methods that build on it."""
         if name not in self.shared:
-            parts = self.parts()
-            attempt = self.attempt(name, recipe, parts, self.training.budget // (len(parts) + 1))
+            parts, rates = self.parts(), self.training.rates
+            steps = self.training.budget // (len(parts) * len(rates) + 1)
+            attempts = []
+            for rate in rates:
+                called = name if len(rates) == 1 else f"{name}, rate {rate:g}"
+                attempts.append(replace(self, rate=rate).attempt(called, recipe, parts, steps))
+            attempt = min(attempts, key=lambda each: each.score)
+            attempt.others = [fit for each in attempts if each is not attempt for fit in each.fits()]
             self.shared[name] = attempt, self.finish(name, recipe, self.target, attempt)
         return self.shared[name]
 
@@ -254,13 +264,15 @@ class Problem:
             weight_decay=t.weight_decay, ema=t.ema, patience=t.patience, evaluate_every=t.evaluate_every,
             evaluation_rows=t.evaluation_rows, precision=t.precision, compile=t.compile,
         )  # fmt: skip
+        settings = replace(settings, **changes)
+        settings.learning_rate *= self.rate
         bar, log = self.bar, self.log
         if bar is not None:
             bar.stage(f"{self.label}training {name}", steps)
         return fit(
             model,
             objective,
-            replace(settings, **changes),
+            settings,
             on_step=None if bar is None else lambda step: bar.advance(step / steps),
             log=None if log is None else lambda metrics: log({"network": f"{self.label}{name}", **metrics}),
         )
@@ -317,10 +329,14 @@ class Attempt:
     """The chosen setting."""
     score: float
     """The mean held-out score there."""
+    rate: float = 1.0
+    """What learning rates were multiplied by."""
+    others: list[Fit] = field(default_factory=list)
+    """Fits at other rates, which were not better."""
 
     def fits(self) -> list[Fit]:
         """Of every network that was trained."""
-        return [fit for trained in self.tried for fit in trained.fits]
+        return [*(fit for trained in self.tried for fit in trained.fits), *self.others]
 
 
 Recipe = Callable[[Problem, Part], Trained]

@@ -135,7 +135,9 @@ class Borrowing(Problem):
         if not count or (alone.steps and steps < LEAST_STEPS):
             return replace(alone, borrowed=0)
         larger = [(joined(own, scores)[0], held) for (own, held), scores in zip(parts, source, strict=True)]
-        second = self.attempt(f"{method}, with borrowed rows", recipe, larger[:used], max(1, steps), first.tried)
+        second = replace(self, rate=first.rate).attempt(
+            f"{method}, with borrowed rows", recipe, larger[:used], max(1, steps), first.tried
+        )
         before = [min(min(values) for values in made.fits[-1].curve.values()) for made in first.tried[:used]]
         fits = [*fits, *second.fits()]
         if second.score >= sum(before) / used:

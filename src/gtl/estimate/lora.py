@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate.base import Adapted, Part, Problem, Trained
+from gtl.ratio import AdapterRatio
 
 __all__ = ["Adapters", "add_adapters", "lora", "merge_adapters"]
 
@@ -27,6 +28,8 @@ class Adapters(Trained):
     """A merged denoiser, with the adapters that went into it."""
 
     adapters: dict[str, Tensor] = field(default_factory=dict)
+    changes: AdapterRatio | None = None
+    """The same as a ratio."""
 
 
 def add_adapters(source: NetworkDenoiser, rank: int, alpha: int, head: bool = False) -> NetworkDenoiser:
@@ -46,17 +49,16 @@ def adapters_of(model: NetworkDenoiser) -> dict[str, Tensor]:
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-@torch.no_grad()
+def changes_of(source: NetworkDenoiser, adapted: NetworkDenoiser) -> AdapterRatio:
+    """What the adapters of an adapted copy change, as a ratio."""
+    layers: dict[str, Any] = {n: m for n, m in adapted.network.named_modules() if hasattr(m, "get_delta_weight")}
+    factors = {n: (m.lora_A["default"].weight, m.lora_B["default"].weight) for n, m in layers.items()}
+    return AdapterRatio.of(source, factors, next(iter(layers.values())).scaling["default"])
+
+
 def merge_adapters(source: NetworkDenoiser, adapted: NetworkDenoiser) -> NetworkDenoiser:
     """A copy of the source that computes what its adapted copy does, in plain weights."""
-    merged = copy.deepcopy(source)
-    if hasattr(adapted.network.head, "get_delta_weight"):
-        merged.network = merged.network.untied()  # the embedding stays as it is
-    layers: dict[str, Any] = dict(adapted.named_modules())
-    for name, module in merged.named_modules():
-        if hasattr(layers[name], "get_delta_weight"):
-            module.weight += layers[name].get_delta_weight("default")
-    return merged.eval()
+    return changes_of(source, adapted).tuned(source)
 
 
 def recipe(problem: Problem, part: Part) -> Adapters:
@@ -71,7 +73,8 @@ def recipe(problem: Problem, part: Part) -> Adapters:
     changes = {"stop": part.stop, "learning_rate": t.lora_learning_rate, "warmup": t.finetuned_warmup}
     fit = problem.fit(part.name, model, objective, part.steps, **changes)
     kept = {name: weight.detach().clone() for name, weight in adapters_of(model).items()}
-    return Adapters(merge_adapters(problem.source, model), None, [fit], adapters=kept)
+    found = changes_of(problem.source, model)
+    return Adapters(found.tuned(problem.source), None, [fit], adapters=kept, changes=found)
 
 
 def lora(problem: Problem, method: str) -> Adapted:

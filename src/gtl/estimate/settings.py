@@ -43,6 +43,9 @@ class Training:
     learning_rate: float = 2e-3
     warmup: int = 20
     """Steps that the learning rate rises."""
+    rates: list[float] = field(default_factory=lambda: [1.0])
+    """What each method's learning rate is multiplied by: every one is tried, and the one with the likeliest held-out
+    rows is kept. They share the budget."""
     finetuned_learning_rate: float | None = None
     """Fine-tuning's own; `learning_rate` by default."""
     finetuned_warmup: int = 20
@@ -56,6 +59,8 @@ class Training:
     lora_head: bool = True
     """Whether the head gets an adapter too, beside the blocks. Behind a layer norm a frozen head bounds how sure the
     model can be."""
+    members: int = 3
+    """Fits that `gtl-adapters` averages at most."""
     weight_decay: float = 0.01
     ema: float = 0.99
     patience: int = 12
@@ -107,13 +112,17 @@ class Training:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
-        for name in ("lora_rank", "lora_alpha", "places", "n_ratio"):
+        for name in ("lora_rank", "lora_alpha", "members", "places", "n_ratio"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("lora_learning_rate", "finetuned_learning_rate"):
             rate = getattr(self, name)
             if rate is not None and not (math.isfinite(rate) and rate > 0):
                 raise ValueError(f"{name}={rate} must be positive")
+        if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
+            raise ValueError(f"rates={self.rates}: at least one positive number is needed")
+        if len(self.rates) > 1 and not self.folds:
+            raise ValueError("several rates need folds: with folds=0 nothing is trained twice")
         if self.folds < 0 or self.folds == 1:
             raise ValueError(f"folds={self.folds}: give 0 for one split, or at least 2")
         if self.folds and (self.gamma_rule == "samples" or self.link == "auto"):
@@ -122,10 +131,10 @@ class Training:
             self.source_steps, batch_size=self.batch_size, learning_rate=self.learning_rate,
             weight_decay=self.weight_decay, ema=self.ema, evaluate_every=self.evaluate_every,
         )  # fmt: skip
-        least = 3 * (self.folds + 1)
+        least = 3 * (self.folds * len(self.rates) + 1)
         if self.budget < least:
             raise ValueError(f"budget={self.budget}: {self.folds} folds and the final fit need at least {least} steps")
-        share = self.budget // (self.folds + 1)
+        share = self.budget // (self.folds * len(self.rates) + 1)
         if not 0 < 2 * self.steps_of_a_classifier(share) < share:
             raise ValueError(
                 f"two classifiers of {self.classifier_steps} steps use up a budget of {self.budget} steps"

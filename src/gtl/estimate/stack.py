@@ -1,15 +1,16 @@
 """`gtl-stack`: the fine-tuned model's difference from its source, a local ratio and neighbours, added up.
 
-`gtl-local-knn` is the same without the fine-tuned model, so that nothing as large as the source is trained or kept.
+Other names take on other members, neighbours always among them: `gtl-local-knn` the local ratio alone, `gtl-light`
+adapters and the local ratio, so that nothing as large as the source is trained or kept, and `gtl-full` all three.
 
-Fine-tuning and local ratio are trained as each is on its own, with its whole budget, so that the stack costs what its
-members cost (`steps` says how much); neighbours train nothing. A member with what another left over is a flat model,
+Members are trained as each is on its own, with its whole budget, so that the stack costs what its members cost (`steps`
+says how much); neighbours train nothing. A member with what another left over is a flat model,
 and mixing with that is shrinkage: likelier tokens on held-out rows, worse samples (measured).
 
 The models of a fold speak of the rows that it held out, and from all held-out tokens come
 
-1. the weights of the first two, which add up to 1 (a geometric mean of target models): the better one alone, unless
-   held-out tokens become likelier with both by more than a standard error;
+1. the weights of the trained ones, which add up to 1 (a geometric mean of target models): the best one alone, unless
+   held-out tokens become likelier with another by more than a standard error;
 2. temperature and lambda of the neighbours, which are mixed into that model (`ratio/successive`), if that makes
    held-out tokens likelier by more than two standard errors: mixing hedges, which likelihood likes more than samples.
 
@@ -25,10 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gtl.estimate.adapters import changes
 from gtl.estimate.base import Adapted, Method, Part, Problem, Recipe, Trained
 from gtl.estimate.baselines import recipe as baseline
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
+from gtl.estimate.lora import Adapters
+from gtl.estimate.lora import recipe as lora
 from gtl.guidance import Guided
 from gtl.ratio import Combination, DifferenceRatio, KNNRatio, Ratio
 from gtl.ratio.gamma import CELLS
@@ -40,6 +44,7 @@ __all__ = ["stacked"]
 
 MEMBERS: dict[str, Recipe] = {
     "finetuned": lambda problem, part: baseline(problem, part, True),
+    "lora": lora,
     "gtl-local": local,
 }
 ROWS = 4096
@@ -52,6 +57,8 @@ LEAST = 64, 512
 
 def as_ratio(made: Trained) -> Ratio:
     """What a member says, as a ratio; its own gamma is left to the weights."""
+    if isinstance(made, Adapters):
+        return changes(made)
     return DifferenceRatio(made.denoiser) if made.ratio is None else made.ratio  # type: ignore[arg-type]
 
 
@@ -89,7 +96,7 @@ def stacked(*members: str) -> Method:
     return lambda problem, method: stack(problem, method, members)
 
 
-def stack(problem: Problem, method: str, members: Sequence[str] = tuple(MEMBERS)) -> Adapted:
+def stack(problem: Problem, method: str, members: Sequence[str]) -> Adapted:
     """Ratios, stacked."""
     parts, source = problem.parts(), problem.source
     attempts, finals = zip(*(problem.trained(name, MEMBERS[name]) for name in members), strict=True)

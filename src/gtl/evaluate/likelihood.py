@@ -249,6 +249,8 @@ def likelihood(
     """
     process = denoiser.process
     candidates = check_n_ratio(n_ratio, process.vocabulary)
+    if ratio is not None:
+        ratio.check(denoiser)
     if places is not None and places < 1:
         raise ValueError(f"places={places} must be at least 1")
     cells = cells or (2**28 if x.is_cuda else 2**25)

@@ -1,5 +1,6 @@
 """Density ratios: one kind per file, all under the contract of `base`."""
 
+from gtl.ratio.adapters import AdapterRatio
 from gtl.ratio.base import Combination, ConditionalRatio, Ratio, SequenceRatio
 from gtl.ratio.difference import DifferenceRatio
 from gtl.ratio.knn import KNNRatio
@@ -9,6 +10,7 @@ from gtl.ratio.sequence import NetworkRatio
 
 __all__ = [
     "RATIOS",
+    "AdapterRatio",
     "Combination",
     "ConditionalRatio",
     "DifferenceRatio",
@@ -20,6 +22,6 @@ __all__ = [
     "SequenceRatio",
 ]
 
-KINDS: tuple[type[Ratio], ...] = (NetworkRatio, LateRatio, LocalRatio, KNNRatio, DifferenceRatio)
+KINDS: tuple[type[Ratio], ...] = (NetworkRatio, LateRatio, LocalRatio, KNNRatio, DifferenceRatio, AdapterRatio)
 RATIOS: dict[str, type[Ratio]] = {kind.kind: kind for kind in KINDS}
 """Ratios that a checkpoint can hold, by the name in its config."""

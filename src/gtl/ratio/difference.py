@@ -15,7 +15,12 @@ from gtl.process import Process
 from gtl.ratio.base import ConditionalRatio
 from gtl.score import ScoreDenoiser
 
-__all__ = ["DifferenceRatio"]
+__all__ = ["DifferenceRatio", "difference"]
+
+
+def difference(tuned: Prediction, source: Prediction) -> Tensor:
+    """log q - log p of two predictions; 0 where p is."""
+    return torch.where(source.log_probs == -torch.inf, 0.0, tuned.log_probs - source.log_probs)
 
 
 class DifferenceRatio(ConditionalRatio):
@@ -31,8 +36,7 @@ class DifferenceRatio(ConditionalRatio):
     def table(self, z: Tensor, positions: Tensor, t: Tensor | None = None, context: Prediction | None = None) -> Tensor:
         if context is None:
             raise ValueError("a difference needs its source's prediction: pass context=denoiser(z, t, positions)")
-        log_q, log_p = self.tuned(z, t, positions).log_probs, context.log_probs
-        return torch.where(log_p == -torch.inf, 0.0, log_q - log_p)
+        return difference(self.tuned(z, t, positions), context)
 
     def config(self) -> dict[str, Any]:
         score = isinstance(self.tuned, ScoreDenoiser)

@@ -43,6 +43,7 @@ def nll_by_gamma(
     large vocabularies it is as many as fit.
     """
     process = denoiser.process
+    ratio.check(denoiser)
     count = check_n_ratio(n_ratio, process.vocabulary)
     for gamma in gammas:
         check_gamma(gamma)

@@ -54,6 +54,8 @@ def gather_evidence(
     process, generator = denoiser.process, torch.Generator(x.device).manual_seed(seed)
     parts: list[tuple[Tensor, ...]] = []
     seen = 0
+    for ratio in ratios:
+        ratio.check(denoiser)
     for part, z, time in corruptions(denoiser, x, rows, batch, generator):
         row = torch.arange(seen, seen + len(part), device=x.device) % len(x)
         seen += len(part)
