@@ -186,6 +186,9 @@ def test_whatever_adapt_makes_can_guide(shared: Path, tmp_path: Path, method: st
     gtl(f"adapt {shared / 'denoiser'} {data} --method {method} {tiny}", "--out", tmp_path / "made")
     gtl(f"sample {shared / 'denoiser'} --ratio {tmp_path / 'made'} --length 4", "--out", tmp_path / "s")
     assert np.load(tmp_path / "s" / "samples.npy").max() < 3
+    fast = f"--ratio {tmp_path / 'made'} --length 4 --precision bf16"
+    gtl(f"sample {shared / 'denoiser'} {fast}", "--out", tmp_path / "f")
+    assert np.load(tmp_path / "f" / "samples.npy").max() < 3
     gtl(f"evaluate {shared / 'denoiser'} {shared / 'tgt.npy'} --ratio {tmp_path / 'made'}", "--out", tmp_path / "e")
     found = {(row["method"], row["metric"]): row["value"] for row in rows(tmp_path / "e")}
     assert math.isfinite(found["guided", "nll"])  # type: ignore[arg-type]

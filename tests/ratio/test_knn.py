@@ -11,6 +11,7 @@ from gtl.ratio import KNNRatio
 from gtl.ratio.gamma import nll_by_gamma
 from gtl.ratio.knn import SETTINGS, by_law, by_truth, fingerprint, nelbo_by_setting
 from gtl.sample import Ancestral, FirstHitting, OnePosition, TauLeaping
+from gtl.speed import speed_up
 from gtl.train.checkpoint import load_ratio, save_model
 
 
@@ -168,3 +169,19 @@ def test_round_trip(tmp_path) -> None:
     z = torch.full((2, 7), 5)
     with torch.no_grad():
         assert torch.equal(Guided(denoiser, again)(z).log_probs, Guided(denoiser, ratio)(z).log_probs)
+
+
+@torch.no_grad()
+def test_bf16_leaves_the_store_as_it_is() -> None:
+    """The networks become coarser; keys, whose distances are differences of large numbers, do not."""
+    denoiser = network(Masked(6))
+    ratio = store(denoiser, weight=0.5)
+    z = torch.tensor([[5, 1, 5, 2, 5, 5, 0], [5, 5, 5, 0, 1, 2, 5]])
+    exact = Guided(denoiser, ratio)(z).log_probs.exp()
+    keys = ratio.keys.clone()
+    for module in (denoiser, ratio):
+        speed_up(module, "bf16", compile=False)
+    assert torch.equal(ratio.keys, keys)
+    assert {buffer.dtype for buffer in ratio.buffers()} == {torch.float32, torch.int64}
+    assert float((Guided(denoiser, ratio)(z).log_probs.exp() - exact).abs().max()) < 0.1
+    assert ratio.to("meta").keys.device.type == "meta"

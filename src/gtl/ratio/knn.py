@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -126,6 +126,15 @@ class KNNRatio(ConditionalRatio):
             if count >= most:
                 break
         return cls(process, torch.cat(keys)[:most], torch.cat(values)[:most], fingerprint(denoiser), **settings)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "KNNRatio":
+        """Goes to other devices, never to another precision: distances are small differences of large numbers."""
+
+        def moved(x: Tensor) -> Tensor:
+            found = fn(x)
+            return found if found.dtype == x.dtype else x.to(found.device)
+
+        return super()._apply(moved, recurse)
 
     def check(self, denoiser: Denoiser) -> None:
         super().check(denoiser)
