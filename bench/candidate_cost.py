@@ -16,11 +16,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from gtl.denoiser import NetworkDenoiser
+from gtl.denoiser import NetworkDenoiser, fingerprint
 from gtl.nn.dit import DiT
 from gtl.process import Masked
 from gtl.ratio import KNNRatio, LateRatio, NetworkRatio, Ratio
-from gtl.ratio.knn import fingerprint
 from gtl.ratio.taylor import taylor
 from gtl.sample import Ancestral, OnePosition, Sampler
 from local_cost import LENGTH, ROWS, VOCABULARY, report

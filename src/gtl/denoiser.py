@@ -6,6 +6,7 @@ A `Denoiser` settles everything that is special about a checkpoint. What comes o
 mask's column and in that of any banned id, and under masked noise repeats the tokens that are already revealed.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from gtl.memory import by_chunks
 from gtl.nn.dit import DiT, gather_positions
 from gtl.process import Masked, Mixing, Process, stratified
 
-__all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "masked_nll", "nelbo", "nll"]
+__all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "fingerprint", "masked_nll", "nelbo", "nll"]
 
 MOST_CELLS = 2**27
 """Log-probabilities that a likelihood holds at once."""
@@ -150,6 +151,15 @@ class NetworkDenoiser(Denoiser):
         return Prediction(
             self.carry_over(tokens, (logits + self.ban).log_softmax(-1)), hidden, readout=self.network.head.weight
         )
+
+
+def fingerprint(denoiser: Denoiser) -> str:
+    """A hash of a denoiser's weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(denoiser.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def nelbo(

@@ -33,7 +33,6 @@ from gtl.estimate.borrow import log_weights, out_of_fold, weigh
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
 from gtl.estimate.sequence import direct
-from gtl.estimate.stack import as_ratio
 from gtl.evaluate.martingale import martingale_violation
 from gtl.guidance import Guided
 from gtl.progress import Bar
@@ -213,7 +212,7 @@ def stack_evidence(problem: Problem, attempts: dict[str, Attempt], parts: list[t
     """What fine-tuning and local ratio say of held-out tokens."""
     evidence = []
     for number, (_, held) in enumerate(parts):
-        ratios = [as_ratio(attempts[name].tried[number]) for name in STACKED]
+        ratios = [attempts[name].tried[number].as_ratio() for name in STACKED]
         evidence.append(gather_evidence(problem.source, ratios, held.to(problem.device), 512, problem.seed))
     return join(evidence)
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from gtl.denoiser import NetworkDenoiser
+from gtl.denoiser import NetworkDenoiser, fingerprint
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
 from gtl.process import Masked, Process, Uniform
 from gtl.ratio import KNNRatio
 from gtl.ratio.gamma import nll_by_gamma
-from gtl.ratio.knn import SETTINGS, by_law, by_truth, fingerprint, nelbo_by_setting
+from gtl.ratio.knn import SETTINGS, by_law, by_truth, nelbo_by_setting
 from gtl.sample import Ancestral, FirstHitting, OnePosition, TauLeaping
 from gtl.speed import speed_up
 from gtl.train.checkpoint import load_ratio, save_model

@@ -11,17 +11,10 @@ import torch
 
 from gtl.estimate.base import Adapted, Problem, Trained, choose
 from gtl.estimate.lora import recipe
-from gtl.ratio import AdapterRatio, Combination
+from gtl.ratio import Combination
 from gtl.ratio.gamma import GAMMAS, nll_by_gamma
 
-__all__ = ["adapters", "changes"]
-
-
-def changes(made: Trained) -> AdapterRatio:
-    """What fitted adapters change, as a ratio."""
-    found = getattr(made, "changes", None)
-    assert isinstance(found, AdapterRatio)
-    return found
+__all__ = ["adapters"]
 
 
 def adapters(problem: Problem, method: str) -> Adapted:
@@ -31,10 +24,10 @@ def adapters(problem: Problem, method: str) -> Adapted:
     for made, (_, held_out) in zip(attempt.tried, problem.parts(), strict=True):
         generator = torch.Generator(problem.device).manual_seed(problem.seed)
         rows, looked_at = held_out.to(problem.device), problem.training.evaluation_rows
-        values = nll_by_gamma(problem.source, changes(made), rows, rows=looked_at, generator=generator)
+        values = nll_by_gamma(problem.source, made.as_ratio(), rows, rows=looked_at, generator=generator)
         curves.append({attempt.step: values.tolist()})
     _, index, score = choose(curves, GAMMAS.index(1.0))
-    members = [changes(made) for made in (final, *attempt.tried)][: problem.training.members]
+    members = [made.as_ratio() for made in (final, *attempt.tried)][: problem.training.members]
     ratio = Combination([(1 / len(members), member) for member in members])
     ratio.gamma = GAMMAS[index]
     result = problem.result(Trained(problem.source, ratio, final.fits), [*attempt.fits(), *final.fits], score)

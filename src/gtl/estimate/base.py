@@ -23,7 +23,7 @@ from gtl.estimate.settings import Training
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT, Pooling
 from gtl.progress import Bar
-from gtl.ratio import KNNRatio, NetworkRatio, Ratio
+from gtl.ratio import DifferenceRatio, KNNRatio, NetworkRatio, Ratio
 from gtl.ratio.gamma import GAMMAS, nll_by_gamma
 from gtl.ratio.knn import SETTINGS
 from gtl.score import ScoreDenoiser
@@ -83,6 +83,10 @@ class Trained:
     def favourite(self) -> int | None:
         """The index of gamma = 1, where the settings are gammas."""
         return None if self.ratio is None or isinstance(self.ratio, KNNRatio) else GAMMAS.index(1.0)
+
+    def as_ratio(self) -> Ratio:
+        """What it says, as a ratio; a tuned model's is its difference from the source."""
+        return DifferenceRatio(self.denoiser) if self.ratio is None else self.ratio  # type: ignore[arg-type]
 
     def model(self) -> Denoiser:
         """The target model."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate.base import Adapted, Part, Problem, Trained
-from gtl.ratio import AdapterRatio
+from gtl.ratio import AdapterRatio, Ratio
 
 __all__ = ["Adapters", "add_adapters", "lora", "merge_adapters"]
 
@@ -30,6 +30,11 @@ class Adapters(Trained):
     adapters: dict[str, Tensor] = field(default_factory=dict)
     changes: AdapterRatio | None = None
     """The same as a ratio."""
+
+    def as_ratio(self) -> Ratio:
+        """The adapters alone, and no second model."""
+        assert self.changes is not None
+        return self.changes
 
 
 def add_adapters(source: NetworkDenoiser, rank: int, alpha: int, head: bool = False) -> NetworkDenoiser:
@@ -58,7 +63,7 @@ def changes_of(source: NetworkDenoiser, adapted: NetworkDenoiser) -> AdapterRati
 
 def merge_adapters(source: NetworkDenoiser, adapted: NetworkDenoiser) -> NetworkDenoiser:
     """A copy of the source that computes what its adapted copy does, in plain weights."""
-    return changes_of(source, adapted).tuned(source)
+    return changes_of(source, adapted).changed
 
 
 def recipe(problem: Problem, part: Part) -> Adapters:
@@ -74,7 +79,7 @@ def recipe(problem: Problem, part: Part) -> Adapters:
     fit = problem.fit(part.name, model, objective, part.steps, **changes)
     kept = {name: weight.detach().clone() for name, weight in adapters_of(model).items()}
     found = changes_of(problem.source, model)
-    return Adapters(found.tuned(problem.source), None, [fit], adapters=kept, changes=found)
+    return Adapters(found.changed, None, [fit], adapters=kept, changes=found)
 
 
 def lora(problem: Problem, method: str) -> Adapted:

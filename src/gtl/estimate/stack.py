@@ -26,15 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gtl.estimate.adapters import changes
 from gtl.estimate.base import Adapted, Method, Part, Problem, Recipe, Trained
 from gtl.estimate.baselines import recipe as baseline
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
-from gtl.estimate.lora import Adapters
 from gtl.estimate.lora import recipe as lora
 from gtl.guidance import Guided
-from gtl.ratio import Combination, DifferenceRatio, KNNRatio, Ratio
+from gtl.ratio import Combination, KNNRatio, Ratio
 from gtl.ratio.gamma import CELLS
 from gtl.ratio.knn import SETTINGS, nelbo_by_setting
 from gtl.ratio.successive import SuccessiveRatio
@@ -55,16 +53,9 @@ LEAST = 64, 512
 """Sequences that neighbours are tried on, and places behind the weights, however large the vocabulary is."""
 
 
-def as_ratio(made: Trained) -> Ratio:
-    """What a member says, as a ratio; its own gamma is left to the weights."""
-    if isinstance(made, Adapters):
-        return changes(made)
-    return DifferenceRatio(made.denoiser) if made.ratio is None else made.ratio  # type: ignore[arg-type]
-
-
 def weighted(weights: Sequence[float], made: Sequence[Trained]) -> Combination:
-    """The sum of those with a weight."""
-    return Combination([(weight, as_ratio(each)) for weight, each in zip(weights, made, strict=True) if weight])
+    """The sum of those with a weight; what gamma each had is left to the weights."""
+    return Combination([(weight, each.as_ratio()) for weight, each in zip(weights, made, strict=True) if weight])
 
 
 def neighbours(problem: Problem, base: Ratio, rows: Tensor, held_out: Tensor) -> np.ndarray:
@@ -103,7 +94,7 @@ def stack(problem: Problem, method: str, members: Sequence[str]) -> Adapted:
     folds = [[attempt.tried[number] for attempt in attempts] for number in range(len(parts))]
     rows = -(-min(ROWS, max(LEAST[1], cells(problem))) // len(parts))
     evidence = [
-        gather_evidence(source, [as_ratio(each) for each in made], held[:rows].to(problem.device), rows, problem.seed)
+        gather_evidence(source, [each.as_ratio() for each in made], held[:rows].to(problem.device), rows, problem.seed)
         for made, (_, held) in zip(folds, parts, strict=True)
     ]
     weights = select_weights(join(evidence))

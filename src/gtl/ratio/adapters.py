@@ -2,10 +2,9 @@
 
     log r(x_l = v | z) = log p_{W + s B A}(v | z) - log p_W(v | z),      A (rank, in), B (out, rank)
 
-A network beside the source sees what the source made of z; adapters also change what it makes of z, which is most of
-what a model has to learn about text of another domain. Only A and B belong to the ratio: a file of a few megabytes,
-for one more pass of the source. At gamma 1 guidance by one of them is LoRA; the mean of several is
-`(a + b) * 0.5`, as with all ratios.
+A network beside the source sees what the source made of z; adapters also change what it makes of z. Only A and B belong
+to the ratio: a file of a few megabytes, for one more pass of the source. At gamma 1 guidance by one of them is LoRA;
+the mean of several is `(a + b) * 0.5`, as with all ratios.
 """
 
 import copy
@@ -16,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtl.denoiser import Denoiser, NetworkDenoiser, Prediction
+from gtl.denoiser import Denoiser, NetworkDenoiser, Prediction, fingerprint
 from gtl.process import Process
 from gtl.ratio.base import ConditionalRatio
 from gtl.ratio.difference import difference
-from gtl.ratio.knn import fingerprint
 
 __all__ = ["AdapterRatio"]
 
@@ -86,9 +84,14 @@ class AdapterRatio(ConditionalRatio):
     def table(self, z: Tensor, positions: Tensor, t: Tensor | None = None, context: Prediction | None = None) -> Tensor:
         if context is None:
             raise ValueError("adapters need their source's prediction: pass context=denoiser(z, t, positions)")
+        return difference(self.changed(z, t, positions), context)
+
+    @property
+    def changed(self) -> NetworkDenoiser:
+        """The denoiser that was checked last, with the changes in its weights."""
         if self.copy is None:
             raise ValueError("adapters change a denoiser's weights: call check(denoiser) first")
-        return difference(self.copy(z, t, positions), context)
+        return self.copy
 
     def config(self) -> dict[str, Any]:
         shapes = [[*a.shape, len(b)] for a, b in zip(self.a, self.b, strict=True)]

@@ -13,7 +13,6 @@ neighbours, divided by p, is the ratio
 Temperature and lambda are chosen by held-out likelihood (`nelbo_by_setting`); lambda = 0 is the source.
 """
 
-import hashlib
 import itertools
 import math
 import weakref
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtl.denoiser import Denoiser, NetworkDenoiser, Prediction
+from gtl.denoiser import Denoiser, NetworkDenoiser, Prediction, fingerprint
 from gtl.nn.dit import gather_positions
 from gtl.process import Masked, Process
 from gtl.ratio.base import ConditionalRatio
@@ -36,15 +35,6 @@ SETTINGS = tuple(itertools.product(TEMPERATURES, WEIGHTS))
 """The (temperature, lambda) among which held-out likelihood chooses."""
 MOST_DISTANCES = 2**26
 """Distances held at once."""
-
-
-def fingerprint(denoiser: Denoiser) -> str:
-    """A hash of a denoiser's weights."""
-    digest = hashlib.sha256()
-    for name, value in sorted(denoiser.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 class KNNRatio(ConditionalRatio):
