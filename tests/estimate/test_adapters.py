@@ -11,7 +11,8 @@ from test_lora import ADAPTERS, problem
 from gtl.denoiser import nll
 from gtl.estimate import Problem, Training
 from gtl.guidance import Guided
-from gtl.ratio import AdapterRatio, Combination
+from gtl.ratio import AdapterRatio, Combination, UnigramRatio
+from gtl.ratio.successive import SuccessiveRatio
 
 
 def logged(made: Problem) -> list[dict[str, Any]]:
@@ -27,7 +28,7 @@ def networks(found: list[dict[str, Any]]) -> list[str]:
 
 
 def test_one_member_is_lora():
-    made = problem(members=1)
+    made = problem(members=1, unigram=False)
     tuned, guided = made.adapted("lora"), made.adapted("gtl-adapters")
     assert isinstance(guided.ratio, Combination)
     z = torch.tensor([[3, 1, 3, 2, 3], [3, 3, 3, 3, 0]])
@@ -39,7 +40,7 @@ def test_one_member_is_lora():
 
 @pytest.mark.parametrize(("members", "count"), [(2, 2), (3, 3), (9, 3)])
 def test_the_fits_of_the_folds_are_averaged_and_trained_once(members: int, count: int):
-    made = problem(members=members)
+    made = problem(members=members, unigram=False)
     found = logged(made)
     tuned = made.adapted("lora")
     seen = list(found)
@@ -57,10 +58,45 @@ def test_the_fits_of_the_folds_are_averaged_and_trained_once(members: int, count
     assert (guided.weights, guided.steps) == (count * tuned.weights, tuned.steps)
 
 
-def test_a_stack_with_adapters_keeps_no_copy_of_the_source():
+def test_frequencies_of_tokens_are_corrected_by_what_the_folds_did_not_see():
+    """The same adapters, and a ratio that likes the target's one token; its numbers count as weights."""
+    made = far(lora_learning_rate=1e-6)
+    guided = made.adapted("gtl-adapters")
+    assert isinstance(guided.ratio, Combination)
+    *rest, (weight, unigram) = guided.ratio.weighted_terms()
+    assert weight == 1.0
+    assert isinstance(unigram, UnigramRatio)
+    assert int(unigram.log_r.argmax()) == 2
+    assert guided.weights == len(rest) * ADAPTERS + 4
+    plain = far(lora_learning_rate=1e-6, unigram=False).adapted("gtl-adapters")
+    assert isinstance(plain.ratio, Combination)
+    assert [w for w, _ in plain.ratio.weighted_terms()] == [w for w, _ in rest]
+    values = [
+        nll(Guided(made.source, each.ratio), made.target, generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+        for each in (guided, plain)
+    ]
+    assert values[0] < 0.7 * values[1]
+    assert guided.score < 0.7 * plain.score
+
+
+def test_a_blend_averages_the_fits_of_the_adapters():
+    """And of nothing else; a term for each fit, together with the weight that the blend gave to adapters."""
+    made = problem(finetuned_learning_rate=1e-9)
+    found = logged(made)
+    ratio = made.adapted("gtl-blend").ratio
+    weights = next(line["weights"] for line in found if "weights" in line)
+    inner = ratio.parts[0] if isinstance(ratio, SuccessiveRatio) else ratio
+    assert isinstance(inner, Combination)
+    shares = [weight for weight, each in inner.weighted_terms() if isinstance(each, AdapterRatio)]
+    assert len(shares) == 3 * bool(weights["lora"])
+    assert sum(shares) == pytest.approx(weights["lora"])
+    assert sum(weight for weight, _ in inner.weighted_terms()) == pytest.approx(1.0)
+
+
+def test_adapters_keep_no_copy_of_the_source():
     made = problem()
     before = copy.deepcopy(made.source.state_dict())
-    result = made.adapted("gtl-light")
+    result = made.adapted("gtl-adapters")
     assert result.ratio is not None
     assert not any(name.startswith("tuned") or ".tuned." in name for name in result.ratio.state_dict())
     assert all(torch.equal(value, before[name]) for name, value in made.source.state_dict().items())

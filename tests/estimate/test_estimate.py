@@ -266,7 +266,7 @@ def test_every_method(method):
     before = weights(made.source)
     result = made.adapted(method)
     assert all(torch.equal(value, before[name]) for name, value in made.source.state_dict().items())
-    most = made.training.budget * {"gtl-light": 2, "gtl-stack": 2, "gtl-full": 3}.get(method, 1)
+    most = made.training.budget * {"gtl-stack": 2, "gtl-blend": 2}.get(method, 1)
     assert (0 if "gtl-knn" in method else 1) <= result.steps <= most
     assert math.isfinite(likelihood(result, made.target))
     assert (result.ratio is None) == (not method.startswith("gtl-"))

@@ -18,7 +18,7 @@ __all__ = ["Meta", "check_tokens", "folds", "read_meta", "read_split", "read_tok
 CHUNK = 2**22
 """Tokens that are checked at a time."""
 
-FEW = 50
+FEW = 100
 """Held-out rows below which one split is too noisy to choose by."""
 
 

@@ -61,6 +61,8 @@ class Training:
     model can be."""
     members: int = 3
     """Fits that `gtl-adapters` averages at most."""
+    unigram: bool = True
+    """Whether `gtl-adapters` corrects how often each token comes, by counts on held-out rows."""
     weight_decay: float = 0.01
     ema: float = 0.99
     patience: int = 12

@@ -1,7 +1,7 @@
 """`gtl-stack`: the fine-tuned model's difference from its source, a local ratio and neighbours, added up.
 
-Other names take on other members, neighbours always among them: `gtl-local-knn` the local ratio alone, `gtl-light`
-adapters and the local ratio, so that nothing as large as the source is trained or kept, and `gtl-full` all three.
+Other names take on other members, neighbours always among them: `gtl-local-knn` the local ratio alone, and
+`gtl-blend` fine-tuning and adapters, the fits of their folds averaged as in `gtl-adapters`.
 
 Members are trained as each is on its own, with its whole budget, so that the stack costs what its members cost (`steps`
 says how much); neighbours train nothing. A member with what another left over is a flat model,
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gtl.estimate.adapters import mean_of_fits
 from gtl.estimate.base import Adapted, Method, Part, Problem, Recipe, Trained
 from gtl.estimate.baselines import recipe as baseline
 from gtl.estimate.knn import recipe as knn
@@ -53,9 +54,9 @@ LEAST = 64, 512
 """Sequences that neighbours are tried on, and places behind the weights, however large the vocabulary is."""
 
 
-def weighted(weights: Sequence[float], made: Sequence[Trained]) -> Combination:
+def weighted(weights: Sequence[float], ratios: Sequence[Ratio]) -> Combination:
     """The sum of those with a weight; what gamma each had is left to the weights."""
-    return Combination([(weight, each.as_ratio()) for weight, each in zip(weights, made, strict=True) if weight])
+    return Combination([(weight, ratio) for weight, ratio in zip(weights, ratios, strict=True) if weight])
 
 
 def neighbours(problem: Problem, base: Ratio, rows: Tensor, held_out: Tensor) -> np.ndarray:
@@ -91,16 +92,20 @@ def stack(problem: Problem, method: str, members: Sequence[str]) -> Adapted:
     """Ratios, stacked."""
     parts, source = problem.parts(), problem.source
     attempts, finals = zip(*(problem.trained(name, MEMBERS[name]) for name in members), strict=True)
-    folds = [[attempt.tried[number] for attempt in attempts] for number in range(len(parts))]
+    folds = [[attempt.tried[number].as_ratio() for attempt in attempts] for number in range(len(parts))]
+    whole = [
+        mean_of_fits(problem, attempt, final) if name == "lora" else final.as_ratio()
+        for name, attempt, final in zip(members, attempts, finals, strict=True)
+    ]
     rows = -(-min(ROWS, max(LEAST[1], cells(problem))) // len(parts))
     evidence = [
-        gather_evidence(source, [each.as_ratio() for each in made], held[:rows].to(problem.device), rows, problem.seed)
-        for made, (_, held) in zip(folds, parts, strict=True)
+        gather_evidence(source, ratios, held[:rows].to(problem.device), rows, problem.seed)
+        for ratios, (_, held) in zip(folds, parts, strict=True)
     ]
     weights = select_weights(join(evidence))
     fits = [fit for attempt in attempts for fit in attempt.fits()] + [fit for made in finals for fit in made.fits]
-    ratio: Ratio = weighted(weights, finals)
-    values = [neighbours(problem, weighted(weights, made), *part) for made, part in zip(folds, parts, strict=True)]
+    ratio: Ratio = weighted(weights, whole)
+    values = [neighbours(problem, weighted(weights, ratios), *part) for ratios, part in zip(folds, parts, strict=True)]
     index = best_setting(np.concatenate(values, 1))
     score = float(np.mean([fold[index].mean() for fold in values]))
     temperature, weight = SETTINGS[index]
@@ -113,4 +118,6 @@ def stack(problem: Problem, method: str, members: Sequence[str]) -> Adapted:
         chosen = dict(zip(members, weights, strict=True)) | {"neighbours": weight, "temperature": temperature}
         problem.log({"network": f"{problem.label}{method}", "weights": chosen, "held_out": score})
     made = problem.result(Trained(source, ratio, fits), fits, score)
-    return replace(made, weights=sum(f.fits[-1].weights for w, f in zip(weights, finals, strict=True) if w))
+    counts = [len(ratio.ratios) if isinstance(ratio, Combination) else 1 for ratio in whole]
+    kept = zip(weights, counts, finals, strict=True)
+    return replace(made, weights=sum(count * final.fits[-1].weights for weight, count, final in kept if weight))

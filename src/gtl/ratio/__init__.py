@@ -7,6 +7,7 @@ from gtl.ratio.knn import KNNRatio
 from gtl.ratio.late import LateRatio
 from gtl.ratio.local import LocalRatio
 from gtl.ratio.sequence import NetworkRatio
+from gtl.ratio.unigram import UnigramRatio
 
 __all__ = [
     "RATIOS",
@@ -20,8 +21,11 @@ __all__ = [
     "NetworkRatio",
     "Ratio",
     "SequenceRatio",
+    "UnigramRatio",
 ]
 
-KINDS: tuple[type[Ratio], ...] = (NetworkRatio, LateRatio, LocalRatio, KNNRatio, DifferenceRatio, AdapterRatio)
+KINDS: tuple[type[Ratio], ...] = (
+    NetworkRatio, LateRatio, LocalRatio, KNNRatio, DifferenceRatio, AdapterRatio, UnigramRatio,
+)  # fmt: skip
 RATIOS: dict[str, type[Ratio]] = {kind.kind: kind for kind in KINDS}
 """Ratios that a checkpoint can hold, by the name in its config."""

@@ -72,7 +72,7 @@ class Protocol:
     sampling_steps: int = 20
     n_ratio: int | None = None
     held_out: float = 0.1
-    """Fraction of either domain's sequences that is held out. Where that is under 50 target sequences, they are held
+    """Fraction of either domain's sequences that is held out. Where that is under 100 target sequences, they are held
     out in turns (`training.folds`); with `folds: 0` at least 4 sequences or half."""
     training: Training = field(default_factory=Training)
 
