@@ -52,11 +52,11 @@ def test_every_row_is_held_out_once(count, rows):
 
 
 def test_one_split_where_held_out_rows_are_not_few():
-    assert FEW == 50
-    assert len(folds(numbered(499), 5, 0.1)) == 5
-    parts = folds(numbered(500), 5, 0.1)
-    assert [(len(train), len(held_out)) for train, held_out in parts] == [(450, 50)]
-    assert sorted(first(parts[0][0]) + first(parts[0][1])) == first(numbered(500))
+    assert FEW == 100
+    assert len(folds(numbered(999), 5, 0.1)) == 5
+    parts = folds(numbered(1000), 5, 0.1)
+    assert [(len(train), len(held_out)) for train, held_out in parts] == [(900, 100)]
+    assert sorted(first(parts[0][0]) + first(parts[0][1])) == first(numbered(1000))
 
 
 def test_folds_are_seeded():
@@ -214,11 +214,11 @@ def test_the_budget_is_shared_by_all_fits(count, budget):
 
 def test_plenty_of_data_is_split_once():
     made = problem()
-    made.target = made.target.repeat(100, 1)
+    made.target = made.target.repeat(200, 1)
     recipe = Recorder([{2: row((1, 1.0))}])
     made.run("test", recipe)
     tried, final = recipe.parts
-    assert (len(tried.rows), len(tried.held_out), len(final.rows)) == (540, 60, 600)
+    assert (len(tried.rows), len(tried.held_out), len(final.rows)) == (1080, 120, 1200)
     assert (tried.steps, final.steps, final.stop) == (9, 9, 2)
 
 
