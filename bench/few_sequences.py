@@ -1,0 +1,216 @@
+"""Which weights of a source to change when there are few target sequences: held-out likelihood of many ways.
+
+    python bench/few_sequences.py --denoiser runs/arxiv-small/source --target runs/arxiv-small/data/target \\
+        --n 824 165 --out results/few-sequences.json
+
+Every way starts at the source and is fitted to the same n rows, at two or three learning rates. Other training rows
+judge it: `nll` is the best over steps and rates, an optimistic choice that is the same for all. For some ways the
+fits of five folds follow, at the best rate and step: `one_fold` is one of them, `mean` the geometric mean of the first
+--members, and `mean_counts` that with what `gtl.estimate.unigram` counts on the rows that each fold did not see.
+"""
+
+import argparse
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
+
+from gtl.data.tokens import folds, read_tokens
+from gtl.denoiser import NetworkDenoiser
+from gtl.estimate.lora import BLOCKS, LowRank, add_adapters
+from gtl.estimate.unigram import calibrate
+from gtl.nn.dit import DiT
+from gtl.ratio import Combination, DifferenceRatio, Ratio
+from gtl.ratio.gamma import nll_by_gamma
+from gtl.run import Row, command_line, device_name
+from gtl.train.checkpoint import load_denoiser, write_json
+from gtl.train.denoiser import DenoiserObjective
+from gtl.train.loop import Fit, FitSettings, fit
+
+
+class Sparse(nn.Module):
+    """weight -> weight with something added to a random share of its entries."""
+
+    index: Tensor
+
+    def __init__(self, weight: Tensor, share: float) -> None:
+        super().__init__()
+        index = torch.randperm(weight.numel(), device=weight.device)[: int(share * weight.numel())].sort().values
+        self.register_buffer("index", index)
+        self.value = nn.Parameter(weight.new_zeros(len(index)))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.flatten().index_add(0, self.index, self.value).view_as(weight)
+
+
+Way = Callable[[NetworkDenoiser, Tensor], NetworkDenoiser]
+"""From a source and target rows to a copy of the source, what is to be trained marked."""
+
+
+def maps_of(network: DiT) -> dict[str, nn.Linear]:
+    """The linear maps of the blocks."""
+    return {name: module for name, module in network.named_modules() if re.fullmatch(BLOCKS, name)}
+
+
+def some(wanted: Callable[[str], bool]) -> Way:
+    """Weights with certain names."""
+
+    def way(source: NetworkDenoiser, rows: Tensor) -> NetworkDenoiser:
+        model = copy.deepcopy(source)
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(wanted(name))
+        return model
+
+    return way
+
+
+def low_rank(rank: int, head: bool = False, tied: bool = False, norms: bool = False, along: bool = False) -> Way:
+    """Adapters of the blocks; of the head, of a tied embedding, norms and biases beside them; along the gradient."""
+
+    def way(source: NetworkDenoiser, rows: Tensor) -> NetworkDenoiser:
+        model = add_adapters(source, rank, 2 * rank, head)
+        if tied:
+            change = LowRank(model.network.embedding.weight, rank, 1.0)
+            register_parametrization(model.network.embedding, "weight", change)
+            register_parametrization(model.network.head, "weight", change)
+        for name, weight in model.named_parameters():
+            if norms and (name.endswith(".constant") or (name.endswith(".bias") and "head" not in name)):
+                weight.requires_grad_(True)
+        if along:
+            begin_along(model.network, gradient(source, rows), rank)
+        return model
+
+    return way
+
+
+def sparse(share: float) -> Way:
+    """A random share of the entries of the blocks."""
+
+    def way(source: NetworkDenoiser, rows: Tensor) -> NetworkDenoiser:
+        model = copy.deepcopy(source).requires_grad_(False)
+        for module in maps_of(model.network).values():
+            register_parametrization(module, "weight", Sparse(module.weight, share))
+        return model
+
+    return way
+
+
+def gradient(source: NetworkDenoiser, rows: Tensor) -> dict[str, Tensor]:
+    """Of the loss on all rows, by map."""
+    model = copy.deepcopy(source).requires_grad_(True)
+    objective = DenoiserObjective(model, rows)
+    generator = torch.Generator(rows.device).manual_seed(0)
+    for part in rows.split(64):
+        objective.loss(objective.wrap(model), {"data": part}, generator).backward()
+    return {name: module.weight.grad for name, module in maps_of(model.network).items()}  # type: ignore[misc]
+
+
+@torch.no_grad()
+def begin_along(network: DiT, gradients: dict[str, Tensor], rank: int) -> None:
+    """A's rows become the gradient's first right singular vectors, as long as random rows are."""
+    for name, module in network.named_modules():
+        if name in gradients:
+            change = module.parametrizations.weight[0]
+            change.a.copy_(torch.linalg.svd(gradients[name], full_matrices=False)[2][:rank] / 3**0.5)
+
+
+WAYS: dict[str, tuple[Way, tuple[float, ...]]] = {
+    "all weights": (some(lambda name: True), (6e-5, 1.2e-4, 2.4e-4)),
+    "blocks and norms": (some(lambda name: "embedding" not in name), (1e-4, 2e-4, 4e-4)),
+    "embedding": (some(lambda name: "embedding" in name), (2e-4, 5e-4)),
+    "low rank, 4": (low_rank(4), (1e-3, 2e-3)),
+    "low rank, 15": (low_rank(15), (5e-4, 1e-3, 2e-3)),
+    "low rank, 46": (low_rank(46), (2e-4, 4e-4, 1e-3)),
+    "low rank, 15, and head": (low_rank(15, head=True), (2e-4, 5e-4)),
+    "low rank, 15, and tied embedding": (low_rank(15, tied=True), (2e-4, 5e-4)),
+    "low rank, 15, and norms": (low_rank(15, norms=True), (5e-4, 1e-3)),
+    "low rank, 15, along the gradient": (low_rank(15, along=True), (5e-4, 1e-3)),
+    "5 % of the blocks' entries": (sparse(0.05), (1e-3, 2e-3)),
+    "16 % of the blocks' entries": (sparse(0.16), (6e-4, 1.2e-3)),
+}
+"""Name -> what is trained, and learning rates."""
+FOLDED = ("all weights", "low rank, 15", "5 % of the blocks' entries", "16 % of the blocks' entries")
+"""Ways whose folds are fitted too."""
+
+
+class Bench:
+    """One source, and rows of the target."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.source = load_denoiser(arguments.denoiser).to(self.device).eval()
+        x = read_tokens(arguments.target).long()
+        x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(arguments.seed))]
+        self.x, self.judges = x.to(self.device), x[-arguments.judges :].to(self.device)
+
+    def fit(self, way: Way, rows: Tensor, rate: float, steps: int, stop: int | None) -> tuple[NetworkDenoiser, Fit]:
+        """One fit, judged as it goes where there is no step to stop at."""
+        torch.manual_seed(self.arguments.seed)
+        model = way(self.source, rows)
+        settings = FitSettings(
+            steps, stop, batch_size=self.arguments.batch_size, learning_rate=rate, ema=0.95, precision="bf16",
+            evaluate_every=max(1, steps // 20), evaluation_rows=len(self.judges), patience=6, seed=self.arguments.seed,
+        )  # fmt: skip
+        return model, fit(model, DenoiserObjective(model, rows, None if stop else self.judges), settings)
+
+    def nll(self, ratio: Ratio, gamma: float = 1.0) -> float:
+        """Of the judges under the guided source, always under the same corruptions."""
+        generator = torch.Generator(self.device).manual_seed(1)
+        return float(nll_by_gamma(self.source, ratio, self.judges, (gamma,), len(self.judges), generator=generator))
+
+    def folded(self, way: Way, rows: Tensor, rate: float, steps: int, stop: int) -> dict[str, float]:
+        """What the fits of folds say, alone and together."""
+        parts = folds(rows, 5, 0.0)[: self.arguments.members]
+        models = [self.fit(way, own, rate, steps, stop)[0].requires_grad_(False) for own, _ in parts]
+        ratios = [DifferenceRatio(model) for model in models]
+        mean = Combination([(1 / len(ratios), ratio) for ratio in ratios])
+        counts, _ = calibrate(models, [held for _, held in parts], min(2048, 4 * len(rows)), self.arguments.seed)
+        found = {"one_fold": self.nll(ratios[0]), "mean": self.nll(mean)}
+        return found | {"mean_counts": found["mean"] if counts is None else self.nll(mean + counts)}
+
+
+def main() -> None:
+    """Fits, prints and writes as it goes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--denoiser", type=Path, required=True)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--n", type=int, nargs="+", default=[824, 165])
+    parser.add_argument("--steps", type=int, nargs="+", default=[400, 120], help="gradient steps at most, for each n")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--batch_size", type=int, default=128)
+    parser.add_argument("--judges", type=int, default=1024, help="rows, the last of all in a random order")
+    parser.add_argument("--members", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=100)
+    parser.add_argument("--out", type=Path, help="write the rows here as JSON")
+    arguments = parser.parse_args()
+    bench = Bench(arguments)
+    command, made = f"python bench/{command_line()}", []
+    blank = Row(
+        "few-sequences", "source", None, arguments.seed, "nll", 0.0, None, None, device_name(bench.device), command
+    )
+    for n, steps in zip(arguments.n, arguments.steps, strict=True):
+        rows = bench.x[:n]
+        for name in arguments.ways:
+            way, rates = WAYS[name]
+            fits = {rate: bench.fit(way, rows, rate, steps, None) for rate in rates}
+            rate = min(fits, key=lambda each: fits[each][1].held_out or torch.inf)
+            model, best = fits[rate]
+            values = {"nll": bench.nll(DifferenceRatio(model)), "step": best.best_step, "rate": rate}
+            if name in FOLDED:
+                values |= bench.folded(way, rows, rate, steps, best.best_step)
+            seconds = sum(each.seconds for _, each in fits.values())
+            row = replace(blank, method=name, n=n, trainable_weights=best.weights, seconds=round(seconds, 1))
+            made += [replace(row, metric=metric, value=value) for metric, value in values.items()]
+            print(n, name, best.weights, {k: round(v, 5) for k, v in values.items()}, f"{seconds:.0f} s", flush=True)
+            if arguments.out is not None:
+                write_json(arguments.out, [asdict(each) for each in made])
+
+
+if __name__ == "__main__":
+    main()
