@@ -27,7 +27,7 @@ FIGURES = {"results.json", "results.md", "samples.md", "fractions.png", "sweep.p
 SOURCE = [{"share": 0}]
 """A world in which nothing is adapted."""
 RUN = "reproduce arxiv --recipe toy.yaml --out out"
-FITTED = {"held_out_nll", "gamma", "steps"}
+FITTED = {"gamma", "steps"}
 MODEL = {"nll", "masked_nll", "perplexity_bound"}
 TEXT = {"mauve", "mauve_words", "distinct_4", "token_entropy", "domain", "copied_4"}
 TIMED = {"FINISHED", "results.json", "results.md"}
