@@ -1,5 +1,6 @@
 """What many tests share: pairs of laws that are known exactly, and a chi-square test against such a law."""
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ settings.load_profile("gtl")
 
 # The tensors of tests are tiny: more threads would only wait for each other and for whatever else runs.
 torch.set_num_threads(1)
+
+# A shell starts what runs in the background deaf to Ctrl-C, which some tests send to themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass
