@@ -1,8 +1,9 @@
 """A run that was stopped and taken up again: bit for bit the unbroken one on a CPU, close to it on a GPU."""
 
 import json
-import os
 import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,8 +122,14 @@ def test_resume_after_an_interruption_within_a_step(tmp_path: Path, monkeypatch:
     assert same(resumed, whole)
 
 
-def test_a_signal_within_a_step_waits_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Ctrl-C between the optimizer's step and the average's loses nothing: the state is that of the whole step."""
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_signal_within_a_step_waits_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool):
+    """Ctrl-C between the optimizer's step and the average's loses nothing: the state is that of the whole step. It may
+    be another thread that the system tells."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, daemon=True)
+    thread.start()
+    listener = thread if elsewhere else threading.main_thread()
     settings = replace(SETTINGS, save_every=1000)
     whole, goal = denoiser()
     expected = fit(whole, goal, settings)
@@ -130,14 +137,18 @@ def test_a_signal_within_a_step_waits_for_its_end(tmp_path: Path, monkeypatch: p
 
     def interrupted(state: State, decay: float) -> None:
         if state.step == 7:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.pthread_kill(listener.ident or 0, signal.SIGINT)
+            time.sleep(0.1)
         follow(state, decay)
 
     stopped, goal = denoiser()
+    handler = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         patch.setattr(State, "follow", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(stopped, goal, settings, tmp_path)
+    over.set()
+    assert signal.getsignal(signal.SIGINT) is handler
     with safe_open(tmp_path / "state.safetensors", "pt") as file:
         assert json.loads(file.metadata()["numbers"])["step"] == 7
     resumed, goal = denoiser()

@@ -19,7 +19,7 @@ __all__ = ["draw_figures", "measured", "rows_of"]
 NAMES = {"domain_score": "domain"}
 """Metrics that figures call by another name."""
 FITTED = ("gamma", "steps", "borrowed")
-"""What a fit says of itself; how likely held-out rows were when it was chosen depends on the method's own corruptions."""
+"""What a fit says of itself. How likely held-out rows were when it was chosen is under the method's own corruptions."""
 PANELS = ("mauve", "nll", "domain")
 
 

@@ -11,6 +11,7 @@ fine-tuned model started from is soon forgotten.
 import json
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -206,15 +207,26 @@ class State:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Holds Ctrl-C and alarms back, for changes that are whole or not at all."""
-    if not hasattr(signal, "pthread_sigmask"):
+    """Holds Ctrl-C and alarms back, for changes that are whole or not at all.
+
+    By other handlers, which always run in the main thread, and not by a mask: what one thread masks another one hears.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no handler runs in others
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGALRM})
+    heard: list[int] = []
+    before: dict[int, Any] = {}
     try:
+        for name in ("SIGINT", "SIGALRM"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is not None:
+                before[number] = signal.signal(number, lambda number, _: heard.append(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in heard:
+            signal.raise_signal(number)
 
 
 def place(x: Tensor, device: torch.device) -> Tensor:
