@@ -30,7 +30,7 @@ from gtl.ratio.gamma import nll_by_gamma
 from gtl.run import Row, command_line, device_name
 from gtl.train.checkpoint import load_denoiser, write_json
 from gtl.train.denoiser import DenoiserObjective
-from gtl.train.loop import Fit, FitSettings, fit
+from gtl.train.loop import Fit, FitSettings, fit, mix
 
 
 class Sparse(nn.Module):
@@ -149,13 +149,16 @@ class Bench:
         x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(arguments.seed))]
         self.x, self.judges = x.to(self.device), x[-arguments.judges :].to(self.device)
 
-    def fit(self, way: Way, rows: Tensor, rate: float, steps: int, stop: int | None) -> tuple[NetworkDenoiser, Fit]:
+    def fit(
+        self, way: Way, rows: Tensor, rate: float, steps: int, stop: int | None = None, number: int = 0
+    ) -> tuple[NetworkDenoiser, Fit]:
         """One fit, judged as it goes where there is no step to stop at."""
-        torch.manual_seed(self.arguments.seed)
+        seed = mix(self.arguments.seed, number)
+        torch.manual_seed(seed)
         model = way(self.source, rows)
         settings = FitSettings(
             steps, stop, batch_size=self.arguments.batch_size, learning_rate=rate, ema=0.95, precision="bf16",
-            evaluate_every=max(1, steps // 20), evaluation_rows=len(self.judges), patience=6, seed=self.arguments.seed,
+            evaluate_every=max(1, steps // 20), evaluation_rows=len(self.judges), patience=6, seed=seed,
         )  # fmt: skip
         return model, fit(model, DenoiserObjective(model, rows, None if stop else self.judges), settings)
 
@@ -167,7 +170,8 @@ class Bench:
     def folded(self, way: Way, rows: Tensor, rate: float, steps: int, stop: int) -> dict[str, float]:
         """What the fits of folds say, alone and together."""
         parts = folds(rows, 5, 0.0)[: self.arguments.members]
-        models = [self.fit(way, own, rate, steps, stop)[0].requires_grad_(False) for own, _ in parts]
+        fits = [self.fit(way, own, rate, steps, stop, number) for number, (own, _) in enumerate(parts, 1)]
+        models = [model.requires_grad_(False) for model, _ in fits]
         ratios = [DifferenceRatio(model) for model in models]
         mean = Combination([(1 / len(ratios), ratio) for ratio in ratios])
         counts, _ = calibrate(models, [held for _, held in parts], min(2048, 4 * len(rows)), self.arguments.seed)
@@ -198,7 +202,7 @@ def main() -> None:
         rows = bench.x[:n]
         for name in arguments.ways:
             way, rates = WAYS[name]
-            fits = {rate: bench.fit(way, rows, rate, steps, None) for rate in rates}
+            fits = {rate: bench.fit(way, rows, rate, steps) for rate in rates}
             rate = min(fits, key=lambda each: fits[each][1].held_out or torch.inf)
             model, best = fits[rate]
             values = {"nll": bench.nll(DifferenceRatio(model)), "step": best.best_step, "rate": rate}

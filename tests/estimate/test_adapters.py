@@ -79,6 +79,16 @@ def test_frequencies_of_tokens_are_corrected_by_what_the_folds_did_not_see():
     assert guided.score < 0.7 * plain.score
 
 
+def test_every_fold_begins_elsewhere():
+    """A is random and hardly moves: of fits that began at the same place it would be the same."""
+    made = problem(lora_learning_rate=1e-9)
+    made.adapted("lora")
+    attempt, final = made.shared["lora"]
+    found = {float(each.changes.a[0].abs().sum()) for each in (final, *attempt.tried)}  # type: ignore[attr-defined]
+    assert len(found) == 3
+    assert max(found) - min(found) > 1e-3
+
+
 def test_a_blend_averages_the_fits_of_the_adapters():
     """And of nothing else; a term for each fit, together with the weight that the blend gave to adapters."""
     made = problem(finetuned_learning_rate=1e-9)

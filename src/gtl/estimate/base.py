@@ -60,6 +60,8 @@ class Part:
     name: str = ""
     start: "Trained | None" = None
     """A model to train on, instead of a fresh one."""
+    number: int = 0
+    """Of the fold, from 1; 0 is the final fit."""
 
 
 @dataclass
@@ -195,7 +197,7 @@ class Problem:
         for index, (rows, held_out) in enumerate(parts):
             where = f"{name}, fold {index + 1} of {len(parts)}"
             start = None if starts is None else starts[index]
-            tried.append(recipe(self, Part(rows, held_out, steps, name=where, start=start)))
+            tried.append(recipe(self, Part(rows, held_out, steps, name=where, start=start, number=index + 1)))
         step, index, score = choose([trained.fits[-1].curve for trained in tried], tried[0].favourite())
         for trained in tried:
             trained.settle(index)

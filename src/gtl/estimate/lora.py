@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate.base import Adapted, Part, Problem, Trained
 from gtl.ratio import AdapterRatio, Ratio
+from gtl.train.loop import mix
 
 __all__ = ["Adapters", "add_adapters", "lora", "merge_adapters"]
 
@@ -85,16 +86,17 @@ def merge_adapters(source: NetworkDenoiser, adapted: NetworkDenoiser) -> Network
 
 
 def recipe(problem: Problem, part: Part) -> Adapters:
-    """Adapters on the target; they go on from where a start left them."""
-    t = problem.training
-    torch.manual_seed(problem.seed)
+    """Adapters on the target; they go on from where a start left them. Every fold begins elsewhere and sees its rows in
+    another order, so that a mean of fits (`gtl-adapters`) is one of different models."""
+    t, seed = problem.training, mix(problem.seed, part.number)
+    torch.manual_seed(seed)
     model = add_adapters(problem.source, t.lora_rank, t.lora_alpha, t.lora_head)
     if part.start is not None:
         assert isinstance(part.start, Adapters)
         model.load_state_dict(part.start.adapters, strict=False)
     objective = problem.denoiser_objective(model, part.rows, part.held_out)
-    changes = {"stop": part.stop, "learning_rate": t.lora_learning_rate, "warmup": t.finetuned_warmup}
-    fit = problem.fit(part.name, model, objective, part.steps, **changes)
+    changes = {"learning_rate": t.lora_learning_rate, "warmup": t.finetuned_warmup, "seed": seed}
+    fit = problem.fit(part.name, model, objective, part.steps, stop=part.stop, **changes)
     kept = {name: weight.detach().clone() for name, weight in adapters_of(model).items()}
     found = changes_of(problem.source, model)
     return Adapters(found.changed, None, [fit], adapters=kept, changes=found)
