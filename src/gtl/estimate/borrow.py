@@ -26,6 +26,7 @@ from torch import Tensor
 from gtl.denoiser import Denoiser
 from gtl.estimate.base import Adapted, Method, Problem, Recipe, Trained
 from gtl.ratio import SequenceRatio
+from gtl.ratio.gamma import CELLS
 from gtl.train.loop import mix
 
 __all__ = ["ENDING", "Weighing", "borrowing", "log_weights", "out_of_fold", "weigh"]
@@ -82,6 +83,7 @@ def log_weights(source: Denoiser, made: Trained, x: Tensor, seed: int, draws: in
         ]
         return torch.cat(parts).cpu()
     model, process, values = made.model(), source.process, []
+    batch = max(1, min(batch, CELLS.get(device.type, 2**28) // (x.shape[1] * process.num_ids)))
     generator = torch.Generator(device).manual_seed(seed)
     for part in x.to(device).split(batch):
         times = process.times(draws * len(part), device, generator).sort().values.view(draws, -1)
