@@ -48,6 +48,18 @@ class Sparse(nn.Module):
         return weight.flatten().index_add(0, self.index, self.value).view_as(weight)
 
 
+class Shared(nn.Module):
+    """weight -> weight + B A, for an embedding and the head that it is tied to."""
+
+    def __init__(self, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.randn_like(weight[:rank]) * (3 * weight.shape[1]) ** -0.5)
+        self.b = nn.Parameter(weight.new_zeros(len(weight), rank))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.b @ self.a
+
+
 Way = Callable[[NetworkDenoiser, Tensor], NetworkDenoiser]
 """From a source and target rows to a copy of the source, what is to be trained marked."""
 
@@ -75,7 +87,7 @@ def low_rank(rank: int, head: bool = False, tied: bool = False, norms: bool = Fa
     def way(source: NetworkDenoiser, rows: Tensor) -> NetworkDenoiser:
         model = add_adapters(source, rank, 2 * rank, head)
         if tied:
-            change = LowRank(model.network.embedding.weight, rank, 1.0)
+            change = Shared(model.network.embedding.weight, rank)
             register_parametrization(model.network.embedding, "weight", change)
             register_parametrization(model.network.head, "weight", change)
         for name, weight in model.named_parameters():
@@ -114,9 +126,8 @@ def gradient(source: NetworkDenoiser, rows: Tensor) -> dict[str, Tensor]:
 def begin_along(network: DiT, gradients: dict[str, Tensor], rank: int) -> None:
     """A's rows become the gradient's first right singular vectors, as long as random rows are."""
     for name, module in network.named_modules():
-        if name in gradients:
-            change = module.parametrizations.weight[0]
-            change.a.copy_(torch.linalg.svd(gradients[name], full_matrices=False)[2][:rank] / 3**0.5)
+        if isinstance(module, LowRank):
+            module.a.copy_(torch.linalg.svd(gradients[name], full_matrices=False)[2][:rank] / 3**0.5)
 
 
 WAYS: dict[str, tuple[Way, tuple[float, ...]]] = {

@@ -15,8 +15,8 @@ import re
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate.base import Adapted, Part, Problem, Trained
@@ -44,17 +44,27 @@ class Adapters(Trained):
 
 
 class LowRank(nn.Module):
-    """weight -> weight + scale B A, which is the weight at first."""
+    """A linear map with W + scale B A for its W, which is W at first."""
 
-    def __init__(self, weight: Tensor, rank: int, scale: float) -> None:
+    def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
         super().__init__()
-        self.scale = scale
-        self.a = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
-        self.b = nn.Parameter(weight.new_zeros(len(weight), rank))
+        self.linear, self.scale = linear, scale
+        self.a = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
+        self.b = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
         nn.init.kaiming_uniform_(self.a, math.sqrt(5))
 
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight + self.scale * (self.b @ self.a)
+    @property
+    def weight(self) -> Tensor:
+        """The sum."""
+        return self.linear.weight + self.scale * (self.b @ self.a)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The map's own."""
+        return self.linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
 def add_adapters(source: NetworkDenoiser, rank: int, alpha: int, head: bool = False) -> NetworkDenoiser:
@@ -64,7 +74,8 @@ def add_adapters(source: NetworkDenoiser, rank: int, alpha: int, head: bool = Fa
     model = copy.deepcopy(source).requires_grad_(False)
     for name, module in list(model.network.named_modules()):
         if re.fullmatch(f"{BLOCKS}|head" if head else BLOCKS, name):
-            register_parametrization(module, "weight", LowRank(module.weight, rank, alpha / rank))
+            assert isinstance(module, nn.Linear)
+            model.network.set_submodule(name, LowRank(module, rank, alpha / rank))
     return model
 
 
@@ -75,9 +86,9 @@ def adapters_of(model: NetworkDenoiser) -> dict[str, Tensor]:
 
 def changes_of(source: NetworkDenoiser, adapted: NetworkDenoiser) -> AdapterRatio:
     """What the adapters of an adapted copy change, as a ratio."""
-    changes = {n: m.parametrizations.weight[0] for n, m in adapted.network.named_modules() if is_parametrized(m)}
-    factors = {name: (change.a, change.b) for name, change in changes.items()}
-    return AdapterRatio.of(source, factors, next(iter(changes.values())).scale)
+    maps = {name: module for name, module in adapted.network.named_modules() if isinstance(module, LowRank)}
+    factors = {name: (each.a, each.b) for name, each in maps.items()}
+    return AdapterRatio.of(source, factors, next(iter(maps.values())).scale)
 
 
 def merge_adapters(source: NetworkDenoiser, adapted: NetworkDenoiser) -> NetworkDenoiser:

@@ -41,8 +41,6 @@ class TrueTokens(nn.Module):
     def cross_entropy(self, hidden: Tensor, x: Tensor) -> Tensor:
         """-log p of tokens x (M,) given normalised hidden states (M, width): (M,)."""
         head, pad = self.denoiser.network.head, -self.denoiser.process.num_ids % ALIGNED
-        if not isinstance(head, nn.Linear):
-            return F.cross_entropy(self.denoiser.logits(hidden), x, reduction="none")
         weight, bias = F.pad(head.weight, (0, 0, 0, pad)), F.pad(head.bias, (0, pad))  # a GPU is slow on odd widths
         logits = F.linear(hidden, weight, bias).float() + F.pad(self.denoiser.ban, (0, pad), value=-torch.inf)
         return F.cross_entropy(logits, x, reduction="none")
