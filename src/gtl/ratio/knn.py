@@ -211,7 +211,8 @@ def nelbo_by_setting(
     process = denoiser.process
     count, repeats = len(x), -(-rows // len(x))
     x = x.repeat(repeats, 1)
-    batch = max(1, min(64, 2**24 // (x.shape[1] * process.num_ids)))
+    most = 2**24 if x.device.type == "cpu" else 2**28  # log-probabilities at once
+    batch = max(1, min(64, most // (x.shape[1] * process.num_ids)))
     times = process.times(len(x), x.device, generator)
     values: list[Tensor] = []
     of = by_truth if isinstance(process, Masked) else by_law
