@@ -10,8 +10,9 @@ from test_lora import ADAPTERS, problem
 
 from gtl.denoiser import nll
 from gtl.estimate import Problem, Training
+from gtl.estimate.stack import mean_of_weights
 from gtl.guidance import Guided
-from gtl.ratio import AdapterRatio, Combination, UnigramRatio
+from gtl.ratio import AdapterRatio, Combination, DifferenceRatio, UnigramRatio
 from gtl.ratio.successive import SuccessiveRatio
 
 
@@ -89,8 +90,42 @@ def test_every_fold_begins_elsewhere():
     assert max(found) - min(found) > 1e-3
 
 
+@pytest.mark.parametrize("far_apart", [False, True])
+def test_a_mean_of_weights(far_apart: bool):
+    """Of the final fit and of all folds, unless target sequences are less likely under it than under those."""
+    made = problem(finetuned_learning_rate=1e-3)
+    made.adapted("finetuned")
+    attempt, final = made.shared["finetuned"]
+    models = [each.denoiser for each in (final, *attempt.tried)]
+    if far_apart:  # all are sure of token 2, by a last state and a head that one has with the opposite sign
+        made.target = torch.full((24, 5), 2)
+        for sign, model in zip((1.0, 1.0, -1.0), models, strict=True):
+            network = model.network  # type: ignore[union-attr]
+            for weight in (network.norm.constant, network.head.weight, network.head.bias):
+                torch.nn.init.zeros_(weight)
+            torch.nn.init.constant_(network.norm.constant[0], sign)
+            torch.nn.init.constant_(network.norm.constant[1], -1.0)
+            torch.nn.init.constant_(network.head.weight[2], sign)
+    ratio = mean_of_weights(made, attempt, final)
+    assert isinstance(ratio, DifferenceRatio)
+    wanted = [torch.stack(each).mean(0) for each in zip(*(model.parameters() for model in models), strict=True)]
+    kept = models[0].parameters() if far_apart else wanted
+    assert all(torch.equal(a, b) for a, b in zip(ratio.tuned.parameters(), kept, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(wanted, models[0].parameters(), strict=True))
+
+
+def test_one_split_has_no_mean_of_weights():
+    made = problem()
+    made.target = made.target.repeat(200, 1)
+    made.adapted("finetuned")
+    attempt, final = made.shared["finetuned"]
+    ratio = mean_of_weights(made, attempt, final)
+    assert isinstance(ratio, DifferenceRatio)
+    assert ratio.tuned is final.denoiser
+
+
 def test_a_blend_averages_the_fits_of_the_adapters():
-    """And of nothing else; a term for each fit, together with the weight that the blend gave to adapters."""
+    """A term for each fit, together with the weight that the blend gave to adapters."""
     made = problem(finetuned_learning_rate=1e-9)
     found = logged(made)
     ratio = made.adapted("gtl-blend").ratio

@@ -33,7 +33,7 @@ METHODS: dict[str, Method] = {
     "gtl-local-knn": stacked("gtl-local"),
     "gtl-adapters": adapters,
     "gtl-stack": stacked("finetuned", "gtl-local"),
-    "gtl-blend": stacked("finetuned", "lora"),
+    "gtl-blend": stacked("finetuned", "lora", average=True),
     **poolings("gtl-sequence", by_pooling(lambda pooling: likelihood(pooling, False))),
     **poolings("gtl-both", by_pooling(lambda pooling: likelihood(pooling, True))),
     **poolings("gtl-direct", by_pooling(direct)),

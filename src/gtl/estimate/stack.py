@@ -1,7 +1,8 @@
 """`gtl-stack`: the fine-tuned model's difference from its source, a local ratio and neighbours, added up.
 
 Other names take on other members, neighbours always among them: `gtl-local-knn` the local ratio alone, and
-`gtl-blend` fine-tuning and adapters, the fits of their folds averaged as in `gtl-adapters`.
+`gtl-blend` fine-tuning and adapters, their folds' fits averaged with the final one: laws of adapters, as in
+`gtl-adapters`, and weights of tuned models, which are as large as the source.
 
 Members are trained as each is on its own, with its whole budget, so that the stack costs what its members cost (`steps`
 says how much); neighbours train nothing. A member with what another left over is a flat model,
@@ -19,15 +20,18 @@ is a share of the model that they are mixed into, and mixed into the *source* th
 better likelihood, worse samples).
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gtl.denoiser import nll
 from gtl.estimate.adapters import mean_of_fits
-from gtl.estimate.base import Adapted, Method, Part, Problem, Recipe, Trained
+from gtl.estimate.base import Adapted, Attempt, Method, Part, Problem, Recipe, Trained
 from gtl.estimate.baselines import recipe as baseline
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
@@ -83,18 +87,39 @@ def best_setting(values: np.ndarray) -> int:
     return best if sure else none
 
 
-def stacked(*members: str) -> Method:
-    """The method that stacks some members, and neighbours."""
-    return lambda problem, method: stack(problem, method, members)
+def mean_of_weights(problem: Problem, attempt: Attempt, final: Trained) -> Ratio:
+    """The tuned model whose weights are the mean over several fits, one where sequences are not few.
+
+    Fits from one start are mostly close enough for that. Where they are not, so that target sequences are less likely
+    than under the fits on average (which a mean of laws cannot be), the final fit stands alone.
+    """
+    models = [final.denoiser, *(made.denoiser for made in attempt.tried)]
+    if len(models) < 3:
+        return final.as_ratio()
+    mean = copy.deepcopy(final.denoiser)
+    with torch.no_grad():
+        for weight, *each in zip(*(model.parameters() for model in (mean, *models)), strict=True):
+            weight.copy_(torch.stack(each).mean(0))
+    rows, draws = problem.target[:LOOKED_UP].to(problem.device), max(1, 512 // len(problem.target))
+    values = [nll(m, rows, draws, torch.Generator(problem.device).manual_seed(problem.seed)) for m in (mean, *models)]
+    return replace(final, denoiser=mean if values[0] <= fmean(values[1:]) else final.denoiser).as_ratio()
 
 
-def stack(problem: Problem, method: str, members: Sequence[str]) -> Adapted:
+MEANS = {"finetuned": mean_of_weights, "lora": mean_of_fits}
+
+
+def stacked(*members: str, average: bool = False) -> Method:
+    """The method that stacks some members, and neighbours; with `average`, not the final fits alone."""
+    return lambda problem, method: stack(problem, method, members, average)
+
+
+def stack(problem: Problem, method: str, members: Sequence[str], average: bool) -> Adapted:
     """Ratios, stacked."""
     parts, source = problem.parts(), problem.source
     attempts, finals = zip(*(problem.trained(name, MEMBERS[name]) for name in members), strict=True)
     folds = [[attempt.tried[number].as_ratio() for attempt in attempts] for number in range(len(parts))]
     whole = [
-        mean_of_fits(problem, attempt, final) if name == "lora" else final.as_ratio()
+        MEANS[name](problem, attempt, final) if average else final.as_ratio()
         for name, attempt, final in zip(members, attempts, finals, strict=True)
     ]
     rows = -(-min(ROWS, max(LEAST[1], cells(problem))) // len(parts))
