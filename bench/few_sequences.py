@@ -205,10 +205,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the rows here as JSON")
     arguments = parser.parse_args()
     bench = Bench(arguments)
-    command, made = f"python bench/{command_line()}", []
-    blank = Row(
-        "few-sequences", "source", None, arguments.seed, "nll", 0.0, None, None, device_name(bench.device), command
-    )
+    command, where = f"python bench/{command_line()}", device_name(bench.device)
+    value = bench.nll(DifferenceRatio(bench.source), 0.0)
+    blank = Row("few-sequences", "source", None, arguments.seed, "nll", value, None, None, where, command)
+    made = [blank]
     for n, steps in zip(arguments.n, arguments.steps, strict=True):
         rows = bench.x[:n]
         for name in arguments.ways:

@@ -26,7 +26,7 @@ from torch import Tensor
 from gtl.denoiser import Denoiser
 from gtl.estimate.base import Adapted, Method, Problem, Recipe, Trained
 from gtl.ratio import SequenceRatio
-from gtl.ratio.gamma import CELLS
+from gtl.ratio.gamma import rows_that_fit
 from gtl.train.loop import mix
 
 __all__ = ["ENDING", "Weighing", "borrowing", "log_weights", "out_of_fold", "weigh"]
@@ -83,9 +83,9 @@ def log_weights(source: Denoiser, made: Trained, x: Tensor, seed: int, draws: in
         ]
         return torch.cat(parts).cpu()
     model, process, values = made.model(), source.process, []
-    batch = max(1, min(batch, CELLS.get(device.type, 2**28) // (x.shape[1] * process.num_ids)))
+    x = x.to(device)
     generator = torch.Generator(device).manual_seed(seed)
-    for part in x.to(device).split(batch):
+    for part in x.split(rows_that_fit(x, process.num_ids, batch)):
         times = process.times(draws * len(part), device, generator).sort().values.view(draws, -1)
         total = torch.zeros(len(part), dtype=torch.float64, device=device)
         for t in times:

@@ -6,7 +6,7 @@ Only A and B are trained: those of the attention's products and of the MLP of ev
 off, of the head. Folds, budget and stopping are those of `finetuned`; the learning rate is its own.
 
 In training the sum is formed first, then one product with all tokens: two thin products beside the large one are fewer
-operations, but a GPU takes three times as long for them.
+operations, but keep a GPU waiting.
 """
 
 import copy

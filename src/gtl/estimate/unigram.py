@@ -3,14 +3,14 @@
 Every row is judged by what the others say, so that chance does not pass for a correction.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gtl.denoiser import Denoiser
 from gtl.process import Masked
-from gtl.ratio.gamma import CELLS, corruptions
+from gtl.ratio.gamma import corruptions, rows_that_fit
 from gtl.ratio.unigram import UnigramRatio
 
 __all__ = ["PSEUDO", "calibrate", "log_ratios", "nelbo_by_ratio", "tally"]
@@ -27,14 +27,6 @@ def log_ratios(counts: Tensor, pseudo: Sequence[float] = PSEUDO) -> Tensor:
     return (counts[0] + k).log() - (counts[1] + k).log()
 
 
-def batches(
-    model: Denoiser, x: Tensor, rows: int, generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Clean rows, noisy rows and times, few enough at once for whole laws at every place."""
-    most = CELLS.get(x.device.type, 2**28) // (x.shape[1] * model.process.num_ids)
-    return corruptions(model, x, rows, max(1, min(64, most)), generator)
-
-
 @torch.no_grad()
 def tally(model: Denoiser, x: Tensor, rows: int, generator: torch.Generator) -> Tensor:
     """How often each token comes at noisy places of x (N, L), and how often the model expects it: (2, K), float64.
@@ -42,7 +34,8 @@ def tally(model: Denoiser, x: Tensor, rows: int, generator: torch.Generator) -> 
     Over at least `rows` corruptions, scaled as if every token of x had been asked for once.
     """
     counts = torch.zeros(2, model.process.num_ids, dtype=torch.float64, device=x.device)
-    for part, z, t in batches(model, x, rows, generator):
+    batch = rows_that_fit(x, model.process.num_ids)
+    for part, z, t in corruptions(model, x, rows, batch, generator):
         where = z == model.process.mask_id if model.process.mask_id is not None else z >= 0
         counts[0] += torch.bincount(part[where], minlength=counts.shape[1])
         counts[1] += model(z, t).log_probs[where].exp().sum(0)
@@ -53,7 +46,8 @@ def tally(model: Denoiser, x: Tensor, rows: int, generator: torch.Generator) -> 
 def nelbo_by_ratio(model: Denoiser, log_r: Tensor, x: Tensor, rows: int, generator: torch.Generator) -> Tensor:
     """The NELBO per token of each row of x (N, L) under the model tilted by each of log_r (S, K): (S, N), float64."""
     process, values = model.process, []
-    for part, z, t in batches(model, x, rows, generator):
+    batch = rows_that_fit(x, process.num_ids)
+    for part, z, t in corruptions(model, x, rows, batch, generator):
         log_p = model(z, t).log_probs
         if isinstance(process, Masked):  # the normaliser of every tilt is one matrix product
             row, column = (z == process.mask_id).nonzero(as_tuple=True)
@@ -82,9 +76,10 @@ def calibrate(
     """
     if not models or len(models) != len(held_out):
         raise ValueError(f"{len(models)} models and {len(held_out)} sets of held-out rows do not belong together")
-    groups = [(models[0], held_out[0][i::GROUPS]) for i in range(min(GROUPS, len(held_out[0])))]
-    if len(models) > 1:
-        groups = list(zip(models, held_out, strict=True))
+    groups = list(zip(models, held_out, strict=True))
+    if len(groups) == 1:
+        ((model, x),) = groups
+        groups = [(model, x[i::GROUPS]) for i in range(min(GROUPS, len(x)))]
     each = -(-rows // len(groups))
     generator = torch.Generator(held_out[0].device).manual_seed(seed)
     counts = torch.stack([tally(model, x, each, generator) for model, x in groups])

@@ -16,7 +16,7 @@ from gtl.nn.dit import gather_positions
 from gtl.process import Masked, Mixing, Process
 from gtl.ratio.base import Ratio
 
-__all__ = ["GAMMAS", "choose_gamma", "corruptions", "nll_by_gamma", "noisy_nelbo", "places_that_fit"]
+__all__ = ["GAMMAS", "choose_gamma", "corruptions", "nll_by_gamma", "noisy_nelbo", "places_that_fit", "rows_that_fit"]
 
 SCRATCH = 2**22
 """Log-probabilities in a scratch tensor that should stay near the processor."""
@@ -134,6 +134,11 @@ def places_that_fit(z: Tensor, num_ids: int) -> int | None:
     rows, length = z.shape
     cells = CELLS.get(z.device.type, 2**28)
     return None if rows * length * num_ids <= cells else min(length, max(1, cells // (rows * num_ids)))
+
+
+def rows_that_fit(x: Tensor, num_ids: int, most: int = 64) -> int:
+    """How many rows of x (N, L), `most` at most, to look at everywhere at once, so that their log-probabilities fit."""
+    return max(1, min(most, CELLS.get(x.device.type, 2**28) // (x.shape[1] * num_ids)))
 
 
 def noisy_nelbo(
