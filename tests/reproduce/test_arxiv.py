@@ -291,7 +291,7 @@ def test_what_each_piece_was_told(whole: Path):
 # once more
 
 
-def test_a_second_run_performs_nothing(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
+def test_a_second_run_performs_nothing(again: Path, performed: list[str], capfd: pytest.CaptureFixture[str]):
     before = {path: path.stat().st_mtime_ns for path in again.rglob("*") if path.is_file()}
     was = contents(again)
     gtl(RUN)
@@ -302,7 +302,7 @@ def test_a_second_run_performs_nothing(again: Path, performed: list[str], capsys
         ("results.json", "results.md", "samples.md", "fractions.png", "sweep.png")]  # fmt: skip
 
 
-def test_pieces_that_are_gone_are_made_again(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
+def test_pieces_that_are_gone_are_made_again(again: Path, performed: list[str], capfd: pytest.CaptureFixture[str]):
     """Those and no others, with the same result."""
     names = ["mixed-0.25", "planner", "judge/real", f"samples/{LOCAL}-d0"]
 
@@ -401,7 +401,9 @@ def test_real_text_follows_the_data(again: Path):
 # some of it
 
 
-def test_stages_and_worlds_can_be_chosen(bare: Path, refused: Callable[..., str], performed: list[str]):
+def test_stages_and_worlds_can_be_chosen(
+    bare: Path, refused: Callable[..., str], performed: list[str], capfd: pytest.CaptureFixture[str]
+):
     """One after the other; each says which earlier one is missing."""
     few = [{"share": share, "fractions": [0.1], "methods": ["finetuned"]} for share in (0, 0.25)]
     write_recipe(worlds=few, sweep=None)
@@ -416,6 +418,8 @@ def test_stages_and_worlds_can_be_chosen(bare: Path, refused: Callable[..., str]
     fit = "r0-n27-s2"
     assert performed == ["source", "planner", "likelihood/r0-source", f"adapt/{fit}", f"likelihood/{fit}-finetuned"]
     assert "needs out/samples/r0-source-d0" in refused(f"{RUN} --stages measure --shares 0")
+    gtl(f"{RUN} --stages likelihood --shares 0 0.25")
+    assert "2 pieces wait for other stages: out/likelihood/r0.25-source needs out/source-r0.25" in capfd.readouterr().out
     gtl(f"{RUN} --stages figures --shares 0")
     rows = read_rows(bare / "results.json")
     assert {row.metric for row in rows} == MODEL | FITTED
@@ -439,7 +443,7 @@ def test_the_folder_is_called_after_the_recipe(bare: Path):
     assert (Path("runs") / "toy" / "data" / "FINISHED").is_file()
 
 
-def test_what_fails_leaves_the_rest_alone(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
+def test_what_fails_leaves_the_rest_alone(again: Path, performed: list[str], capfd: pytest.CaptureFixture[str]):
     """Two fits are made again and one of them fails: the rest is drawn, and the end is one line."""
     first, second = "likelihood/r0-source", f"samples/{LOCAL}-d0"
     for name in (first, second):
@@ -477,7 +481,7 @@ def test_domains_by_other_names(bare: Path, capsys: pytest.CaptureFixture[str]):
     assert "target" in line
 
 
-def test_a_time_limit_leaves_the_rest_for_later(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
+def test_a_time_limit_leaves_the_rest_for_later(again: Path, performed: list[str], capfd: pytest.CaptureFixture[str]):
     """What is not finished is in no table yet."""
     names = ["judge/real", f"samples/{LOCAL}-d0"]
     for name in names:

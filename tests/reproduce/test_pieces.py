@@ -166,11 +166,14 @@ def test_order_and_needs(started: list[str], capsys: pytest.CaptureFixture[str])
 
 
 def test_what_a_piece_needs_and_nobody_makes(started: list[str]):
-    """Before anything runs."""
+    """It is left out, and what needs it; where nothing else is there to be done, it is an error."""
+    alone = [piece("b", SHORT, "a"), piece("d", SHORT, "b")]
     with pytest.raises(FileNotFoundError, match="b needs a, which is not there yet: run its stage first"):
-        run_pieces([piece("c"), piece("b", SHORT, "a")])
-    assert started == []
-    assert not Path("c").exists()
+        run_pieces(alone)
+    for _ in range(2):
+        assert run_pieces([piece("c"), *alone]) == Report(done=1, left=2, missing={"b": "a", "d": "b"})
+        assert started == ["c"]
+    assert run_pieces([piece("a"), piece("c"), *alone]) == Report(done=4)
 
 
 def test_the_result_of_another_command(started: list[str]):

@@ -42,8 +42,12 @@ def reproduce_arxiv(
 
     def run(pieces: list[Piece]) -> Report:
         report = run_pieces(pieces, jobs, None if deadline is None else deadline - time.time(), console)
-        if report.left and not report.failed:
-            print(f"{report.done} pieces are done, {report.left} are left: the same command goes on with them")
+        here = report.left - len(report.missing)
+        if here and not report.failed:
+            print(f"{report.done} pieces are done, {here} are left: the same command goes on with them")
+        if report.missing:
+            folder, need = next(iter(report.missing.items()))
+            print(f"{len(report.missing)} pieces wait for other stages: {folder} needs {need}")
         return report
 
     if "prepare" in asked:  # what comes after it depends on how much data there is

@@ -1,7 +1,7 @@
 """A large experiment in pieces: commands of gtl, each into a folder of its own.
 
 A piece whose folder says FINISHED is passed over, one that was stopped goes on where its command can, and one that
-fails leaves the others alone. Pieces run one after the other, or several at a time in processes that stay. At the time
+fails leaves the others alone. One that needs what is not there is left out. Pieces run one after the other, or several at a time in processes that stay. At the time
 limit, what runs is stopped as Ctrl-C would stop it.
 """
 
@@ -69,6 +69,8 @@ class Report:
     left: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     """Folder -> what its command said last."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Folder -> what it needs, is not there, and none of the pieces makes."""
 
 
 def words(flags: dict[str, Any], prefix: str = "") -> list[str]:
@@ -123,14 +125,19 @@ def run_pieces(
         raise ValueError(f"jobs={jobs} must be at least 1")
     console = console or Console(stderr=True)
     deadline = None if seconds is None else time.time() + seconds
-    waiting = [piece for piece in pieces if not is_done(piece)]
-    made = {piece.folder for piece in waiting}
-    for piece in waiting:
+    left = [piece for piece in pieces if not is_done(piece)]
+    total, report = len(pieces), Report(done=len(pieces) - len(left))
+    made, waiting = set(), []
+    for piece in left:
         missing = [folder for folder in piece.needs if folder not in made and not (folder / "FINISHED").is_file()]
         if missing:
-            raise FileNotFoundError(f"{piece.folder} needs {missing[0]}, which is not there yet: run its stage first")
-    report = Report(done=len(pieces) - len(waiting))
-    total = len(pieces)
+            report.missing[str(piece.folder)] = str(missing[0])
+        else:
+            made.add(piece.folder)
+            waiting.append(piece)
+    if report.missing and len(report.missing) == total:
+        folder, need = next(iter(report.missing.items()))
+        raise FileNotFoundError(f"{folder} needs {need}, which is not there yet: run its stage first")
 
     def ended(piece: Piece, error: str | None, took: float) -> None:
         if error is None:
