@@ -18,6 +18,7 @@ from toy_recipe import RECIPE, changed
 from gtl.data.prepared import read_meta
 from gtl.evaluate import samples as suite
 from gtl.reproduce import pieces
+from gtl.reproduce.arxiv import World
 from gtl.run import read_rows
 from judges import save_encoder
 from texts import WORDS, documents, lines_of, write, write_vocabulary
@@ -146,7 +147,7 @@ def numbers(out: Path) -> dict[float, dict[float, int]]:
 
 def test_every_piece_is_there(whole: Path):
     assert {path.name for path in whole.iterdir() if path.is_file()} == FIGURES
-    stages = {"adapt": 3, "likelihood": 11, "samples": 13, "measure": 13, "judge": 14}
+    stages = {"adapt": 5, "likelihood": 11, "samples": 13, "measure": 13, "judge": 14}
     folders = [whole / name for name in ("data", "mixed-0.25", "source", "source-r0.25", "planner", "diagnose")]
     for stage, count in stages.items():
         inside = [path for path in (whole / stage).iterdir() if path.is_dir()]
@@ -191,8 +192,8 @@ def test_what_the_rows_are_called(whole: Path):
     fitted, drawn, plain, real, outside = set(), set(), set(), set(), set()
     for world, name in zip(RECIPE["worlds"], ("arxiv", "arxiv-r0.25"), strict=True):
         n, sweep = numbers(whole)[world["share"]], f"arxiv-sweep-r{world['share']:g}"
-        fitted |= {(name, method, each, 2) for method in world["methods"] for each in n.values()}
-        drawn |= {(name, method, each, 20) for method in world["methods"] for each in n.values()}
+        fitted |= {(name, method, each, 2) for method in World(**world).names for each in n.values()}
+        drawn |= {(name, method, each, 20) for method in World(**world).names for each in n.values()}
         drawn |= {(sweep, f"gamma={gamma},n_ratio=2", n[0.1], 23) for gamma in (0, 2)}
         plain |= {(name, "source", None, 0)}
         real |= {(name, "real", None, 0)}
@@ -249,7 +250,7 @@ def test_rows_are_what_the_pieces_measured(whole: Path):
     outside = [rows["arxiv-sweep-r0.25", f"n_ratio={k}", None, 0, "outside"] for k in (2, 8)]
     assert outside == [at("likelihood/r0.25-outside", "source", f"outside@{k}") for k in (2, 8)]
     assert 1 > outside[0] > outside[1] > 0
-    assert rows["arxiv", "gtl-local", n, 2, "gamma"] == at(f"adapt/{cell}", "gtl-local", "gamma")
+    assert rows["arxiv", "gtl-local", n, 2, "gamma"] == at(f"adapt/{cell}-finetuned", "gtl-local", "gamma")
     values = {value for key, value in rows.items() if key[4] == "mauve"}
     assert len(values) > 5, "the judge tells no texts apart"
     assert rows["arxiv", "real", None, 0, "mauve"] == max(values)
@@ -263,11 +264,13 @@ def test_what_each_piece_was_told(whole: Path):
     assert "--fit.steps 4 " in said("source-r0.25")
     assert "--network" not in said("source-r0.25")
     cell = "r0-n27-s2"
-    assert "--method finetuned gtl-paper gtl-local --rows 27 --seed 2 " in said(f"adapt/{cell}")
-    assert f"--denoiser out/adapt/{cell}/finetuned " in said(f"samples/{cell}-finetuned-d0")
+    assert "--method finetuned gtl-local --rows 27 --seed 2 " in said(f"adapt/{cell}-finetuned")
+    assert "--method gtl-paper --rows 27 --seed 2 " in said(f"adapt/{cell}-gtl-paper")
+    assert f"--denoiser out/adapt/{cell}-finetuned/finetuned " in said(f"samples/{cell}-finetuned-d0")
     assert "--ratio" not in said(f"samples/{cell}-finetuned-d0")
     paper, local, swept = (said(f"samples/{cell}-gtl-{name}") for name in ("paper-d0", "local-d0", "paper-g2-k2-d3"))
-    assert f"--denoiser out/source --ratio out/adapt/{cell}/gtl-paper " in paper
+    assert f"--denoiser out/source --ratio out/adapt/{cell}-gtl-paper " in paper
+    assert f"--denoiser out/source --ratio out/adapt/{cell}-finetuned/gtl-local " in local
     assert "--n_ratio 4 --planner out/planner --seed 0 " in paper
     assert "--n_ratio 2 --planner out/planner --gamma 2 --seed 3 " in swept
     assert "planner" not in local
@@ -275,15 +278,15 @@ def test_what_each_piece_was_told(whole: Path):
     assert "--n_ratio 4 --places 2 " in said(f"likelihood/{cell}-gtl-paper")
     assert "n_ratio" not in said(f"likelihood/{cell}-gtl-local")
     assert "--outside 2 8 " in said("likelihood/r0.25-outside")
-    assert f"--train out/adapt/{cell}/target.npy " in said(f"measure/{cell}-gtl-local-d0")
+    assert f"--train out/adapt/{cell}-finetuned/target.npy " in said(f"measure/{cell}-gtl-local-d0")
     mixed = "r0.25-n20-s2"
-    assert f"--denoiser out/source-r0.25 --ratio out/adapt/{mixed} " in said(f"samples/{mixed}-gtl-paper-d0")
+    assert f"--denoiser out/source-r0.25 --ratio out/adapt/{mixed}-gtl-paper " in said(f"samples/{mixed}-gtl-paper-d0")
     sides = "--target out/mixed-0.25/target --source out/mixed-0.25/source "
-    assert f"--denoiser out/source-r0.25 {sides}" in said(f"adapt/{mixed}")
+    assert f"--denoiser out/source-r0.25 {sides}" in said(f"adapt/{mixed}-gtl-paper")
     assert "--data out/mixed-0.25/source " in said("source-r0.25")
     assert "--data out/mixed-0.25/target " in said("likelihood/r0.25-source")
     assert "--data out/mixed-0.25/target " in said("judge/r0.25-source-d0")
-    assert len(np.load(whole / "adapt" / cell / "target.npy")) == 27
+    assert len(np.load(whole / "adapt" / f"{cell}-gtl-paper" / "target.npy")) == 27
     real = np.load(whole / "real" / "samples.npy")
     assert (real == np.load(whole / "data" / "target" / "train.npy")[:100]).all()
 
@@ -291,7 +294,7 @@ def test_what_each_piece_was_told(whole: Path):
 # once more
 
 
-def test_a_second_run_performs_nothing(again: Path, performed: list[str], capfd: pytest.CaptureFixture[str]):
+def test_a_second_run_performs_nothing(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
     before = {path: path.stat().st_mtime_ns for path in again.rglob("*") if path.is_file()}
     was = contents(again)
     gtl(RUN)
@@ -302,7 +305,7 @@ def test_a_second_run_performs_nothing(again: Path, performed: list[str], capfd:
         ("results.json", "results.md", "samples.md", "fractions.png", "sweep.png")]  # fmt: skip
 
 
-def test_pieces_that_are_gone_are_made_again(again: Path, performed: list[str], capfd: pytest.CaptureFixture[str]):
+def test_pieces_that_are_gone_are_made_again(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
     """Those and no others, with the same result."""
     names = ["mixed-0.25", "planner", "judge/real", f"samples/{LOCAL}-d0"]
 
@@ -321,8 +324,7 @@ def test_pieces_that_are_gone_are_made_again(again: Path, performed: list[str], 
 
 def test_a_piece_that_was_killed_at_the_end(again: Path, performed: list[str]):
     """Results but no marker: it is finished, and no row stands there twice."""
-    cell = "r0-n27-s2"
-    names = ["mixed-0.25", "source", f"adapt/{cell}", f"likelihood/{LOCAL}", f"samples/{LOCAL}-d0",
+    names = ["mixed-0.25", "source", "adapt/r0-n27-s2-finetuned", f"likelihood/{LOCAL}", f"samples/{LOCAL}-d0",
              f"measure/{LOCAL}-d0", f"judge/{LOCAL}-d0"]  # fmt: skip
     files = ("results.json", "samples.npy", "weights.safetensors", "gtl-local/weights.safetensors", "target.npy")
 
@@ -410,13 +412,13 @@ def test_stages_and_worlds_can_be_chosen(
     gtl(f"{RUN} --stages prepare")
     assert performed == ["data", "mixed-0.25"]
     missing = "needs out/source, which is not there yet: run its stage first"
-    assert f"out/adapt/r0-n27-s2 {missing}" in refused(f"{RUN} --stages adapt")
+    assert f"out/adapt/r0-n27-s2-finetuned {missing}" in refused(f"{RUN} --stages adapt")
     assert "needs out/source-r0.25, which is not there" in refused(f"{RUN} --stages likelihood --shares 0.25")
     assert "out: nothing is measured yet; run the earlier stages first" in refused(f"{RUN} --stages figures")
     performed.clear()
     gtl(f"{RUN} --stages likelihood,train --shares 0", "--stages", "adapt")
-    fit = "r0-n27-s2"
-    assert performed == ["source", "planner", "likelihood/r0-source", f"adapt/{fit}", f"likelihood/{fit}-finetuned"]
+    fit = "r0-n27-s2-finetuned"
+    assert performed == ["source", "planner", "likelihood/r0-source", f"adapt/{fit}", f"likelihood/{fit}"]
     assert "needs out/samples/r0-source-d0" in refused(f"{RUN} --stages measure --shares 0")
     gtl(f"{RUN} --stages likelihood --shares 0 0.25")
     assert "2 pieces wait for other stages: out/likelihood/r0.25-source needs out/source-r0.25" in capfd.readouterr().out
@@ -443,7 +445,7 @@ def test_the_folder_is_called_after_the_recipe(bare: Path):
     assert (Path("runs") / "toy" / "data" / "FINISHED").is_file()
 
 
-def test_what_fails_leaves_the_rest_alone(again: Path, performed: list[str], capfd: pytest.CaptureFixture[str]):
+def test_what_fails_leaves_the_rest_alone(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
     """Two fits are made again and one of them fails: the rest is drawn, and the end is one line."""
     first, second = "likelihood/r0-source", f"samples/{LOCAL}-d0"
     for name in (first, second):
@@ -481,7 +483,7 @@ def test_domains_by_other_names(bare: Path, capsys: pytest.CaptureFixture[str]):
     assert "target" in line
 
 
-def test_a_time_limit_leaves_the_rest_for_later(again: Path, performed: list[str], capfd: pytest.CaptureFixture[str]):
+def test_a_time_limit_leaves_the_rest_for_later(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
     """What is not finished is in no table yet."""
     names = ["judge/real", f"samples/{LOCAL}-d0"]
     for name in names:

@@ -3,7 +3,7 @@
     prepare     data/                          mixed-R/            (a share R of the target moved into the source)
     train       source/  source-rR/            planner/
     diagnose    diagnose/
-    adapt       adapt/rR-nN-sS/METHOD          N target sequences, drawn by the seed S
+    adapt       adapt/rR-nN-sS-METHOD          N target sequences, drawn by the seed S
     likelihood  likelihood/rR-nN-sS-METHOD     held-out target under the adapted model
     sample      samples/rR-nN-sS-METHOD-dD     drawn by the seed D
     measure     measure/...                    diversity, memorisation, domain
@@ -16,6 +16,7 @@ A row of a sample has the seed 10 S + D; one of a likelihood has S.
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +48,33 @@ class World:
 
     share: float = 0.0
     fractions: list[float] = field(default_factory=list)
-    methods: list[str] = field(default_factory=list)
+    methods: list[str | list[str]] = field(default_factory=list)
+    """Those of an inner list are adapted by one command, so that what they share is trained once."""
 
     def __post_init__(self) -> None:
         if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 <= self.share < 1:
             raise ValueError(f"share={self.share} must be in [0, 1)")
         if self.fractions or self.methods:
             check_list(self.fractions, "fractions", (int, float))
-            check_list(self.methods, "methods", str)
+            if not isinstance(self.methods, list) or [] in self.methods:
+                raise ValueError(f"methods: a list of names, or of lists of names, is needed, not {self.methods!r}")
+            check_list(self.names, "methods", str)
         for fraction in self.fractions:
             if not 0 < fraction <= 1:
                 raise ValueError(f"fraction {fraction} must be above 0 and at most 1")
-        for method in self.methods:
+        for method in self.names:
             if method not in METHODS:
                 raise ValueError(f"unknown method {method!r}; choose among {', '.join(METHODS)}")
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """Methods, by the command that adapts them."""
+        return [group if isinstance(group, list) else [group] for group in self.methods]
+
+    @property
+    def names(self) -> list[str]:
+        """All methods."""
+        return [name for group in self.groups for name in group]
 
 
 @dataclass
@@ -147,7 +161,7 @@ class Recipe:
         if not {*self.sweep.subsets} <= {*self.subsets}:
             raise ValueError(f"the sweep's subsets {self.sweep.subsets} are not among the recipe's, {self.subsets}")
         for world in self.worlds:
-            if self.sweep.method not in world.methods or self.sweep.fraction not in world.fractions:
+            if self.sweep.method not in world.names or self.sweep.fraction not in world.fractions:
                 wanted = f"{self.sweep.method} at {self.sweep.fraction}"
                 raise ValueError(f"the sweep needs {wanted}, which is not fitted at share {world.share:g}")
 
@@ -290,26 +304,26 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
         )
     rows = meta.splits["train"].segments
     sizes = dict.fromkeys(number(fraction, rows) for fraction in world.fractions)  # small ones may be the same
-    for subset in recipe.subsets:
-        for n in sizes:
-            cell = places.out / "adapt" / places.cell(n, subset)
-            sides = ("--target", str(places.data / "target"), "--source", str(places.data / "source"))
-            chosen = ("--method", *world.methods, "--rows", str(n), "--seed", str(subset))
-            command = ("adapt", "--denoiser", source, *sides, *chosen, *words(recipe.adapt))
-            about = {"share": world.share, "n": n, "subset": subset}
-            yield Piece("adapt", cell, command, (places.data, places.model), about)
-            for method in world.methods:
-                folder = str(cell / method if len(world.methods) > 1 else cell)
-                model = ("--denoiser", folder) if is_model(method) else ("--denoiser", source, "--ratio", folder)
-                name, here = f"{cell.name}-{method}", about | {"method": method, "fitted": cell / "target.npy"}
-                needs = (places.model, cell)
-                yield likelihood(recipe, places, name, model, needs, here)
-                yield from drawn(recipe, places, name, model, needs, here, {})
-                sweep = recipe.sweep
-                if sweep is None or method != sweep.method or n != number(sweep.fraction, rows):
-                    continue
-                if subset in (sweep.subsets or ()):
-                    yield from swept(recipe, sweep, places, name, model, needs, here)
+    for subset, n, group in product(recipe.subsets, sizes, world.groups):
+        cell = places.cell(n, subset)
+        fitted = places.out / "adapt" / f"{cell}-{group[0]}"
+        sides = ("--target", str(places.data / "target"), "--source", str(places.data / "source"))
+        chosen = ("--method", *group, "--rows", str(n), "--seed", str(subset))
+        command = ("adapt", "--denoiser", source, *sides, *chosen, *words(recipe.adapt))
+        about = {"share": world.share, "n": n, "subset": subset}
+        yield Piece("adapt", fitted, command, (places.data, places.model), about)
+        for method in group:
+            folder = str(fitted / method if len(group) > 1 else fitted)
+            model = ("--denoiser", folder) if is_model(method) else ("--denoiser", source, "--ratio", folder)
+            name, here = f"{cell}-{method}", about | {"method": method, "fitted": fitted / "target.npy"}
+            needs = (places.model, fitted)
+            yield likelihood(recipe, places, name, model, needs, here)
+            yield from drawn(recipe, places, name, model, needs, here, {})
+            sweep = recipe.sweep
+            if sweep is None or method != sweep.method or n != number(sweep.fraction, rows):
+                continue
+            if subset in (sweep.subsets or ()):
+                yield from swept(recipe, sweep, places, name, model, needs, here)
 
 
 def swept(
