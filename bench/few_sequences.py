@@ -5,8 +5,9 @@
 
 Every way starts at the source and is fitted to the same n rows, at two or three learning rates. Other training rows
 judge it: `nll` is the best over steps and rates, an optimistic choice that is the same for all. For some ways the
-fits of five folds follow, at the best rate and step: `one_fold` is one of them, `mean` the geometric mean of the first
---members, and `mean_counts` that with what `gtl.estimate.unigram` counts on the rows that each fold did not see.
+fits of five folds follow, at the best rate and step: `one_fold` is one of them, `mean` the geometric mean of all,
+`mean_of_weights` the model with the mean of their weights, and `..._counts` either with what `gtl.estimate.unigram`
+counts on the rows that each fold did not see.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,21 +33,6 @@ from gtl.run import Row, command_line, device_name
 from gtl.train.checkpoint import load_denoiser, write_json
 from gtl.train.denoiser import DenoiserObjective
 from gtl.train.loop import Fit, FitSettings, fit, mix
-
-
-class Sparse(nn.Module):
-    """weight -> weight with something added to a random share of its entries."""
-
-    index: Tensor
-
-    def __init__(self, weight: Tensor, share: float) -> None:
-        super().__init__()
-        index = torch.randperm(weight.numel(), device=weight.device)[: int(share * weight.numel())].sort().values
-        self.register_buffer("index", index)
-        self.value = nn.Parameter(weight.new_zeros(len(index)))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight.flatten().index_add(0, self.index, self.value).view_as(weight)
 
 
 class Shared(nn.Module):
@@ -100,26 +87,42 @@ def low_rank(rank: int, head: bool = False, tied: bool = False, norms: bool = Fa
     return way
 
 
-def sparse(share: float) -> Way:
-    """A random share of the entries of the blocks."""
+def entries(share: float, by: Literal["gradient", "squares", "chance"] = "gradient", where: str = "") -> Way:
+    """A share of all entries, among weights with a word in their names: those with the largest gradients, with the
+    largest squared gradients of single rows, or any."""
 
     def way(source: NetworkDenoiser, rows: Tensor) -> NetworkDenoiser:
-        model = copy.deepcopy(source).requires_grad_(False)
-        for module in maps_of(model.network).values():
-            register_parametrization(module, "weight", Sparse(module.weight, share))
+        model = copy.deepcopy(source).requires_grad_(True)
+        if by == "chance":
+            generator = torch.Generator(rows.device).manual_seed(0)
+            size = {n: torch.rand(w.shape, device=w.device, generator=generator) for n, w in model.named_parameters()}
+        else:
+            size = gradient(source, rows) if by == "gradient" else gradient(source, rows[:256], 1, 2)
+        size = {name: value.abs() for name, value in size.items() if where in name}
+        every = torch.cat([value.flatten() for value in size.values()])
+        count = int(share * sum(weight.numel() for weight in model.parameters()))
+        least, model.entries = every.topk(count).values[-1], count  # type: ignore[assignment]
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(name in size)
+            if name in size:
+                weight.register_hook(lambda gradient, kept=size[name] >= least: gradient.where(kept, 0.0))
         return model
 
     return way
 
 
-def gradient(source: NetworkDenoiser, rows: Tensor) -> dict[str, Tensor]:
-    """Of the loss on all rows, by map."""
+def gradient(source: NetworkDenoiser, rows: Tensor, batch: int = 64, power: int = 1) -> dict[str, Tensor]:
+    """Of the loss, to a power, summed over batches of rows, by weight."""
     model = copy.deepcopy(source).requires_grad_(True)
-    objective = DenoiserObjective(model, rows)
+    objective, weights = DenoiserObjective(model, rows), dict(model.named_parameters())
+    total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     generator = torch.Generator(rows.device).manual_seed(0)
-    for part in rows.split(64):
-        objective.loss(objective.wrap(model), {"data": part}, generator).backward()
-    return {name: module.weight.grad for name, module in maps_of(model.network).items()}  # type: ignore[misc]
+    for part in rows.split(batch):
+        with torch.autocast(rows.device.type, torch.bfloat16):
+            loss = objective.loss(objective.wrap(model), {"data": part}, generator)
+        for name, found in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+            total[name] += found**power
+    return total
 
 
 @torch.no_grad()
@@ -127,7 +130,8 @@ def begin_along(network: DiT, gradients: dict[str, Tensor], rank: int) -> None:
     """A's rows become the gradient's first right singular vectors, as long as random rows are."""
     for name, module in network.named_modules():
         if isinstance(module, LowRank):
-            module.a.copy_(torch.linalg.svd(gradients[name], full_matrices=False)[2][:rank] / 3**0.5)
+            found = gradients[f"network.{name}.weight"]
+            module.a.copy_(torch.linalg.svd(found, full_matrices=False)[2][:rank] / 3**0.5)
 
 
 WAYS: dict[str, tuple[Way, tuple[float, ...]]] = {
@@ -141,12 +145,18 @@ WAYS: dict[str, tuple[Way, tuple[float, ...]]] = {
     "low rank, 15, and tied embedding": (low_rank(15, tied=True), (2e-4, 5e-4)),
     "low rank, 15, and norms": (low_rank(15, norms=True), (5e-4, 1e-3)),
     "low rank, 15, along the gradient": (low_rank(15, along=True), (5e-4, 1e-3)),
-    "5 % of the blocks' entries": (sparse(0.05), (1e-3, 2e-3)),
-    "16 % of the blocks' entries": (sparse(0.16), (6e-4, 1.2e-3)),
+    "2 % of all entries": (entries(0.02), (3e-4, 6e-4, 1.2e-3)),
+    "6.8 % of all entries": (entries(0.068), (3e-4, 6e-4, 1.2e-3)),
+    "6.8 %, squared gradients": (entries(0.068, "squares"), (3e-4, 6e-4)),
+    "6.8 %, any": (entries(0.068, "chance"), (3e-4, 6e-4, 1.2e-3)),
+    "6.8 %, of the blocks": (entries(0.068, where="blocks"), (3e-4, 6e-4)),
+    "6.8 %, of the blocks, any": (entries(0.068, "chance", "blocks"), (6e-4, 1.2e-3)),
+    "20 % of all entries": (entries(0.2), (1.5e-4, 3e-4, 6e-4)),
 }
 """Name -> what is trained, and learning rates."""
-FOLDED = ("all weights", "low rank, 15", "5 % of the blocks' entries", "16 % of the blocks' entries")
+FOLDED = ("all weights", "low rank, 15", "6.8 % of all entries")
 """Ways whose folds are fitted too."""
+FOLDS = 5
 
 
 class Bench:
@@ -161,17 +171,19 @@ class Bench:
         self.x, self.judges = x.to(self.device), x[-arguments.judges :].to(self.device)
 
     def fit(
-        self, way: Way, rows: Tensor, rate: float, steps: int, stop: int | None = None, number: int = 0
+        self, way: Way, rows: Tensor, rate: float, steps: int, stop: int = 0, number: int = 0
     ) -> tuple[NetworkDenoiser, Fit]:
-        """One fit, judged as it goes where there is no step to stop at."""
-        seed = mix(self.arguments.seed, number)
+        """One fit to all rows, judged as it goes, or to those of a fold up to a step."""
+        seed, own = mix(self.arguments.seed, number), folds(rows, FOLDS, 0.0)[number - 1][0] if number else rows
         torch.manual_seed(seed)
         model = way(self.source, rows)
         settings = FitSettings(
-            steps, stop, batch_size=self.arguments.batch_size, learning_rate=rate, ema=0.95, precision="bf16",
-            evaluate_every=max(1, steps // 20), evaluation_rows=len(self.judges), patience=6, seed=seed,
+            steps, stop or None, batch_size=self.arguments.batch_size, learning_rate=rate, ema=0.95, precision="bf16",
+            weight_decay=0.0, evaluate_every=max(1, steps // 20), evaluation_rows=len(self.judges), patience=6,
+            seed=seed,
         )  # fmt: skip
-        return model, fit(model, DenoiserObjective(model, rows, None if stop else self.judges), settings)
+        found = fit(model, DenoiserObjective(model, own, None if stop else self.judges), settings)
+        return model, replace(found, weights=getattr(model, "entries", found.weights))
 
     def nll(self, ratio: Ratio, gamma: float = 1.0) -> float:
         """Of the judges under the guided source, always under the same corruptions."""
@@ -180,14 +192,22 @@ class Bench:
 
     def folded(self, way: Way, rows: Tensor, rate: float, steps: int, stop: int) -> dict[str, float]:
         """What the fits of folds say, alone and together."""
-        parts = folds(rows, 5, 0.0)[: self.arguments.members]
-        fits = [self.fit(way, own, rate, steps, stop, number) for number, (own, _) in enumerate(parts, 1)]
-        models = [model.requires_grad_(False) for model, _ in fits]
+        numbers = range(1, FOLDS + 1)
+        models = [self.fit(way, rows, rate, steps, stop, number)[0].requires_grad_(False) for number in numbers]
         ratios = [DifferenceRatio(model) for model in models]
-        mean = Combination([(1 / len(ratios), ratio) for ratio in ratios])
-        counts, _ = calibrate(models, [held for _, held in parts], min(2048, 4 * len(rows)), self.arguments.seed)
-        found = {"one_fold": self.nll(ratios[0]), "mean": self.nll(mean)}
-        return found | {"mean_counts": found["mean"] if counts is None else self.nll(mean + counts)}
+        joint: dict[str, Ratio] = {"mean": Combination([(1 / FOLDS, ratio) for ratio in ratios])}
+        if models[0].state_dict().keys() == self.source.state_dict().keys():
+            mean = copy.deepcopy(self.source)
+            for weight, *each in zip(*(model.parameters() for model in (mean, *models)), strict=True):
+                weight.copy_(torch.stack(each).mean(0))
+            joint["mean_of_weights"] = DifferenceRatio(mean)
+        held_out = [held for _, held in folds(rows, FOLDS, 0.0)]
+        counts, _ = calibrate(models, held_out, 2048, self.arguments.seed)
+        found = {"one_fold": self.nll(ratios[0])}
+        for name, ratio in joint.items():
+            found[name] = self.nll(ratio)
+            found[f"{name}_counts"] = found[name] if counts is None else self.nll(ratio + counts)
+        return found
 
 
 def main() -> None:
@@ -200,7 +220,6 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--batch_size", type=int, default=128)
     parser.add_argument("--judges", type=int, default=1024, help="rows, the last of all in a random order")
-    parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--seed", type=int, default=100)
     parser.add_argument("--out", type=Path, help="write the rows here as JSON")
     arguments = parser.parse_args()

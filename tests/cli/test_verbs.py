@@ -175,10 +175,10 @@ def test_every_sampler(shared: Path, tmp_path: Path, model: str, sampler: str | 
     assert x.max() < 3
 
 
-KEPT = ["gtl-knn", "gtl-local-knn", "gtl-adapters", "gtl-stack", "gtl-blend", "gtl-local-iw", "gtl-late"]
+KEPT = ["gtl-knn", "gtl-local-knn", "gtl-adapters", "gtl-sparse", "gtl-stack", "gtl-blend", "gtl-local-iw", "gtl-late"]
 
 
-@pytest.mark.parametrize("method", [*KEPT, "finetuned", "lora"])
+@pytest.mark.parametrize("method", [*KEPT, "finetuned", "lora", "sparse"])
 def test_whatever_adapt_makes_can_guide(shared: Path, tmp_path: Path, method: str):
     """A ratio, a stack of them, or a tuned denoiser: each is a folder that sample and evaluate take as it is."""
     tiny = "--training.budget 24 --training.folds 2 --training.ratio.width 8 --training.ratio.heads 2"

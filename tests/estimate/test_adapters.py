@@ -10,7 +10,7 @@ from test_lora import ADAPTERS, problem
 
 from gtl.denoiser import nll
 from gtl.estimate import Problem, Training
-from gtl.estimate.stack import mean_of_weights
+from gtl.estimate.mean import mean_of_weights
 from gtl.guidance import Guided
 from gtl.ratio import AdapterRatio, Combination, DifferenceRatio, UnigramRatio
 from gtl.ratio.successive import SuccessiveRatio

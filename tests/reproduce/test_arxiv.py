@@ -421,7 +421,8 @@ def test_stages_and_worlds_can_be_chosen(
     assert performed == ["source", "planner", "likelihood/r0-source", f"adapt/{fit}", f"likelihood/{fit}"]
     assert "needs out/samples/r0-source-d0" in refused(f"{RUN} --stages measure --shares 0")
     gtl(f"{RUN} --stages likelihood --shares 0 0.25")
-    assert "2 pieces wait for other stages: out/likelihood/r0.25-source needs out/source-r0.25" in capfd.readouterr().out
+    waits = "2 pieces wait for other stages: out/likelihood/r0.25-source needs out/source-r0.25"
+    assert waits in capfd.readouterr().out
     gtl(f"{RUN} --stages figures --shares 0")
     rows = read_rows(bare / "results.json")
     assert {row.metric for row in rows} == MODEL | FITTED

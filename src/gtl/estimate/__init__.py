@@ -11,6 +11,7 @@ from gtl.estimate.lora import lora
 from gtl.estimate.paper import paper
 from gtl.estimate.sequence import by_pooling, direct, likelihood
 from gtl.estimate.settings import NetworkSize, Training
+from gtl.estimate.sparse import guided, sparse
 from gtl.estimate.stack import stacked
 
 __all__ = ["METHODS", "Adapted", "NetworkSize", "Problem", "Training", "needs_source"]
@@ -27,11 +28,13 @@ METHODS: dict[str, Method] = {
     "finetuned": finetuned,
     "finetuned-epochs": finetuned_epochs,
     "lora": lora,
+    "sparse": sparse,
     "gtl-local": local,
     "gtl-late": late,
     "gtl-knn": knn,
     "gtl-local-knn": stacked("gtl-local"),
     "gtl-adapters": adapters,
+    "gtl-sparse": guided,
     "gtl-stack": stacked("finetuned", "gtl-local"),
     "gtl-blend": stacked("finetuned", "lora", average=True),
     **poolings("gtl-sequence", by_pooling(lambda pooling: likelihood(pooling, False))),

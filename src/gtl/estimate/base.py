@@ -155,6 +155,7 @@ class Problem:
     """What learning rates are multiplied by, see `Training.rates`."""
     memory: dict[str, Adapted] = field(default_factory=dict)
     shared: "dict[str, tuple[Attempt, Trained]]" = field(default_factory=dict)
+    known: dict[str, Any] = field(default_factory=dict)
 
     def adapted(self, method: str) -> Adapted:
         """The result of a method, which runs at most once."""
@@ -163,6 +164,12 @@ class Problem:
         if method not in self.memory:
             self.memory[method] = METHODS[method](self, method)
         return self.memory[method]
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made at most once."""
+        if name not in self.known:
+            self.known[name] = make()
+        return self.known[name]
 
     @property
     def device(self) -> torch.device:

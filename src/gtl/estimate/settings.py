@@ -59,10 +59,14 @@ class Training:
     lora_head: bool = True
     """Whether the head gets an adapter too, beside the blocks. Behind a layer norm a frozen head bounds how sure the
     model can be."""
+    sparse_share: float = 0.05
+    """Share of the source's weights that `sparse` and `gtl-sparse` change."""
+    sparse_learning_rate: float | None = None
+    """Their own; fine-tuning's by default."""
     members: int = 3
     """Fits that `gtl-adapters` averages at most."""
     unigram: bool = True
-    """Whether `gtl-adapters` corrects how often each token comes, by counts on held-out rows."""
+    """Whether `gtl-adapters` and `gtl-sparse` correct how often each token comes, by counts on held-out rows."""
     weight_decay: float = 0.01
     ema: float = 0.99
     patience: int = 12
@@ -117,7 +121,9 @@ class Training:
         for name in ("lora_rank", "lora_alpha", "members", "places", "n_ratio"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("lora_learning_rate", "finetuned_learning_rate"):
+        if not 0 < self.sparse_share <= 1:
+            raise ValueError(f"sparse_share={self.sparse_share} must be above 0 and at most 1")
+        for name in ("lora_learning_rate", "finetuned_learning_rate", "sparse_learning_rate"):
             rate = getattr(self, name)
             if rate is not None and not (math.isfinite(rate) and rate > 0):
                 raise ValueError(f"{name}={rate} must be positive")

@@ -20,22 +20,19 @@ is a share of the model that they are mixed into, and mixed into the *source* th
 better likelihood, worse samples).
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gtl.denoiser import nll
-from gtl.estimate.adapters import mean_of_fits
-from gtl.estimate.base import Adapted, Attempt, Method, Part, Problem, Recipe, Trained
+from gtl.estimate.base import Adapted, Method, Part, Problem, Recipe, Trained
 from gtl.estimate.baselines import recipe as baseline
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
 from gtl.estimate.lora import recipe as lora
+from gtl.estimate.mean import mean_of_fits, mean_of_weights
 from gtl.guidance import Guided
 from gtl.ratio import Combination, KNNRatio, Ratio
 from gtl.ratio.gamma import CELLS
@@ -85,24 +82,6 @@ def best_setting(values: np.ndarray) -> int:
     ahead = values[none] - values[best]
     sure = len(ahead) > 1 and ahead.mean() > 2 * ahead.std(ddof=1) / len(ahead) ** 0.5
     return best if sure else none
-
-
-def mean_of_weights(problem: Problem, attempt: Attempt, final: Trained) -> Ratio:
-    """The tuned model whose weights are the mean over several fits, one where sequences are not few.
-
-    Fits from one start are mostly close enough for that. Where they are not, so that target sequences are less likely
-    than under the fits on average (which a mean of laws cannot be), the final fit stands alone.
-    """
-    models = [final.denoiser, *(made.denoiser for made in attempt.tried)]
-    if len(models) < 3:
-        return final.as_ratio()
-    mean = copy.deepcopy(final.denoiser)
-    with torch.no_grad():
-        for weight, *each in zip(*(model.parameters() for model in (mean, *models)), strict=True):
-            weight.copy_(torch.stack(each).mean(0))
-    rows, draws = problem.target[:LOOKED_UP].to(problem.device), max(1, 512 // len(problem.target))
-    values = [nll(m, rows, draws, torch.Generator(problem.device).manual_seed(problem.seed)) for m in (mean, *models)]
-    return replace(final, denoiser=mean if values[0] <= fmean(values[1:]) else final.denoiser).as_ratio()
 
 
 MEANS = {"finetuned": mean_of_weights, "lora": mean_of_fits}

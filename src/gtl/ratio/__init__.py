@@ -7,6 +7,7 @@ from gtl.ratio.knn import KNNRatio
 from gtl.ratio.late import LateRatio
 from gtl.ratio.local import LocalRatio
 from gtl.ratio.sequence import NetworkRatio
+from gtl.ratio.sparse import SparseRatio
 from gtl.ratio.unigram import UnigramRatio
 
 __all__ = [
@@ -21,11 +22,12 @@ __all__ = [
     "NetworkRatio",
     "Ratio",
     "SequenceRatio",
+    "SparseRatio",
     "UnigramRatio",
 ]
 
 KINDS: tuple[type[Ratio], ...] = (
-    NetworkRatio, LateRatio, LocalRatio, KNNRatio, DifferenceRatio, AdapterRatio, UnigramRatio,
+    NetworkRatio, LateRatio, LocalRatio, KNNRatio, DifferenceRatio, AdapterRatio, SparseRatio, UnigramRatio,
 )  # fmt: skip
 RATIOS: dict[str, type[Ratio]] = {kind.kind: kind for kind in KINDS}
 """Ratios that a checkpoint can hold, by the name in its config."""

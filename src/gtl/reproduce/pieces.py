@@ -1,8 +1,8 @@
 """A large experiment in pieces: commands of gtl, each into a folder of its own.
 
-A piece whose folder says FINISHED is passed over, one that was stopped goes on where its command can, and one that
-fails leaves the others alone. One that needs what is not there is left out. Pieces run one after the other, or several at a time in processes that stay. At the time
-limit, what runs is stopped as Ctrl-C would stop it.
+A piece whose folder says FINISHED is passed over, one that was stopped goes on where its command can, one that fails
+leaves the others alone, and one that needs what is not there is left out. Pieces run one after the other, or several at
+a time in processes that stay. At the time limit, what runs is stopped as Ctrl-C would stop it.
 """
 
 import gc

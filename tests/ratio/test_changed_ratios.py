@@ -1,17 +1,20 @@
-"""Adapters as a ratio: the adapted model over the source, in a file of its own."""
+"""Changed weights as a ratio, low-rank or at single places: the changed model over the source, in a file of its own."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from gtl.denoiser import NetworkDenoiser
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
 from gtl.process import Masked, Process, Uniform
-from gtl.ratio import AdapterRatio
+from gtl.ratio import AdapterRatio, SparseRatio
+from gtl.ratio.changed import ChangedRatio
 from gtl.ratio.gamma import nll_by_gamma
 from gtl.speed import speed_up
 from gtl.train.checkpoint import load_ratio, save_model
@@ -39,6 +42,22 @@ def adapters(source: NetworkDenoiser, seed: int = 1, maps: tuple[str, ...] = MAP
     return AdapterRatio.of(source, factors, scale)
 
 
+def entries(source: NetworkDenoiser, seed: int = 1, share: float = 0.2) -> SparseRatio:
+    generator = torch.Generator().manual_seed(seed)
+    count = sum(weight.numel() for weight in source.parameters())
+    places = torch.randperm(count, generator=generator)[: int(share * count)].sort().values
+    changed = NetworkDenoiser(source.process, DiT(**source.network.config())).eval()
+    changed.load_state_dict(source.state_dict())
+    with torch.no_grad():
+        flat = parameters_to_vector(changed.parameters())
+        flat[places] += torch.randn(len(places), generator=generator) / 4
+        vector_to_parameters(flat, changed.parameters())
+    return SparseRatio.of(source, changed, places)
+
+
+KINDS: dict[str, Callable[..., ChangedRatio]] = {"adapters": adapters, "entries": entries}
+
+
 def noisy(process: Process, count: int = 16) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
     x = torch.randint(0, 5, (count, 7), generator=generator)
@@ -63,28 +82,50 @@ def test_guidance_is_a_geometric_mixture_with_the_changed_model(process: Process
     assert float((p.exp() - q.exp()).abs().max()) > 0.1
 
 
+@pytest.mark.parametrize(("process", "tied"), [(Masked(6), False), (Masked(6), True), (Uniform(5), False)])
 @torch.no_grad()
-def test_the_mean_of_two() -> None:
+def test_entries_are_those_of_the_flat_weights(process: Process, tied: bool) -> None:
+    """At gamma 1 the changed model, computed here from one vector of all weights; a tied embedding is one weight."""
+    source = network(process, tied=tied)
+    ratio = entries(source)
+    flat = parameters_to_vector(source.parameters())
+    flat = flat.index_add(0, ratio.places, ratio.values)
+    changed = NetworkDenoiser(process, DiT(**source.network.config())).eval()
+    changed.load_state_dict(source.state_dict())
+    vector_to_parameters(flat, changed.parameters())
+    z, t = noisy(process)
+    wanted = changed(z, t).log_probs.exp()
+    assert torch.allclose(Guided(source, ratio, 1.0)(z, t).log_probs.exp(), wanted, atol=1e-5)
+    assert float((source(z, t).log_probs.exp() - wanted).abs().max()) > 0.1
+    assert not parameters_to_vector(source.parameters()).equal(flat)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_the_mean_of_two(kind: str) -> None:
     source = network(Masked(6))
-    one, two = adapters(source, 1), adapters(source, 2, MAPS[:1])
+    one, two = KINDS[kind](source, 1), KINDS[kind](source, 2)
     z, t = noisy(source.process)
     p, a, b = source(z, t).log_probs, one.tuned(source)(z, t).log_probs, two.tuned(source)(z, t).log_probs
     wanted = torch.where(p == -torch.inf, p, (a + b) / 2).log_softmax(-1)
     assert torch.allclose(Guided(source, 0.5 * one + 0.5 * two, 1.0)(z, t).log_probs.exp(), wanted.exp(), atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_a_file_of_its_own(tmp_path: Path) -> None:
-    """It holds A and B alone, and guides the source that is loaded beside it as before."""
+def test_a_file_of_its_own(tmp_path: Path, kind: str) -> None:
+    """It holds the changes alone, and guides the source that is loaded beside it as before."""
     source = network(Masked(6), tied=True)
-    ratio = adapters(source)
+    ratio = KINDS[kind](source)
     ratio.gamma = 1.5
     save_model(tmp_path / "source", source)
     save_model(tmp_path / "ratio", ratio)
     held = load_file(tmp_path / "ratio" / "weights.safetensors")
-    assert sum(value.numel() for value in held.values()) == 3 * ((16 + 48) + (64 + 16) + (16 + 6))
+    every = sum(weight.numel() for weight in source.parameters())
+    numbers = {"adapters": 3 * ((16 + 48) + (64 + 16) + (16 + 6)), "entries": 2 * int(0.2 * every)}
+    assert sum(value.numel() for value in held.values()) == numbers[kind]
     again = load_ratio(tmp_path / "ratio")
-    assert isinstance(again, AdapterRatio)
+    assert type(again) is type(ratio)
     z, t = noisy(source.process)
     with pytest.raises(ValueError, match="call check"):
         again.table(z, torch.zeros(len(z), 1, dtype=torch.long), None, source(z, t))
@@ -97,19 +138,21 @@ def test_a_file_of_its_own(tmp_path: Path) -> None:
     assert float(found[0]) != float(found[1])
 
 
-def test_another_source_is_refused() -> None:
-    ratio = adapters(network(Masked(6)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_source_is_refused(kind: str) -> None:
+    ratio = KINDS[kind](network(Masked(6)))
     with pytest.raises(ValueError, match="another source model"):
         Guided(network(Masked(6), seed=3), ratio)
     with pytest.raises(ValueError, match="pass context"):
         ratio.table(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_the_changed_copy_is_made_fast_too() -> None:
+def test_the_changed_copy_is_made_fast_too(kind: str) -> None:
     """After the check nothing asks for the weights again, so bf16 is no other model."""
     source = network(Masked(6))
-    ratio = adapters(source)
+    ratio = KINDS[kind](source)
     z, t = noisy(source.process)
     exact = Guided(source, ratio, 1.0)(z, t).log_probs.exp()
     for module in (source, ratio):
@@ -118,3 +161,11 @@ def test_the_changed_copy_is_made_fast_too() -> None:
     assert {weight.dtype for weight in ratio.copy.parameters()} == {torch.bfloat16}
     found = Guided(source, ratio, 1.0)(z, t).log_probs.exp()
     assert 0 < float((found - exact).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("places", "values", "said"), [([0, 1], [1.0], "do not belong together"), ([], [], "there are no changes")]
+)
+def test_entries_that_make_no_sense(places: list[int], values: list[float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        SparseRatio(Masked(6), torch.tensor(places, dtype=torch.long), torch.tensor(values), "")

@@ -1,0 +1,63 @@
+"""The fits of the folds, which the rule of choice makes anyway, are not thrown away.
+
+1. They are averaged with the final one: their laws, of which a geometric mean is likelier than its members on average,
+   or their weights, which costs one network and not several.
+2. Each says what it expects of rows that it has not seen, and what comes more often or less becomes a unigram ratio
+   (`ratio/unigram`).
+"""
+
+import copy
+from dataclasses import replace
+from statistics import fmean
+
+import torch
+
+from gtl.denoiser import nll
+from gtl.estimate.base import Adapted, Attempt, Problem, Trained
+from gtl.estimate.unigram import calibrate
+from gtl.ratio import Combination, Ratio
+
+__all__ = ["mean_of_fits", "mean_of_weights", "with_counts"]
+
+LOOKED_UP = 1024
+"""Target sequences, at most, that say whether a mean of weights is any good."""
+COUNTED = 2048
+"""Held-out corruptions, at least, that are counted."""
+MOST = 4096
+"""Held-out rows of a fold, at most, among them."""
+
+
+def mean_of_fits(problem: Problem, attempt: Attempt, final: Trained) -> Combination:
+    """The mean law of several fits, the one on all rows first."""
+    members = [made.as_ratio() for made in (final, *attempt.tried)][: problem.training.members]
+    return Combination([(1 / len(members), member) for member in members])
+
+
+def mean_of_weights(problem: Problem, attempt: Attempt, final: Trained) -> Ratio:
+    """The model whose weights are the mean over several fits, one where sequences are not few.
+
+    Fits from one start are mostly close enough for that. Where they are not, so that target sequences are less likely
+    than under the fits on average (which a mean of laws cannot be), the final fit stands alone.
+    """
+    models = [final.denoiser, *(made.denoiser for made in attempt.tried)]
+    if len(models) < 3:
+        return final.as_ratio()
+    mean = copy.deepcopy(final.denoiser)
+    with torch.no_grad():
+        for weight, *each in zip(*(model.parameters() for model in (mean, *models)), strict=True):
+            weight.copy_(torch.stack(each).mean(0))
+    rows, draws = problem.target[:LOOKED_UP].to(problem.device), max(1, 512 // len(problem.target))
+    values = [nll(m, rows, draws, torch.Generator(problem.device).manual_seed(problem.seed)) for m in (mean, *models)]
+    return replace(final, denoiser=mean if values[0] <= fmean(values[1:]) else final.denoiser).as_ratio()
+
+
+def with_counts(problem: Problem, attempt: Attempt, final: Trained, ratio: Ratio, numbers: int) -> Adapted:
+    """A ratio of so many numbers, made of those fits, with counts where that is asked for and held-out rows agree."""
+    score = attempt.score
+    if problem.training.unigram:
+        held_out = [rows[:MOST].to(problem.device) for _, rows in problem.parts()]
+        unigram, score = calibrate([made.denoiser for made in attempt.tried], held_out, COUNTED, problem.seed)
+        if unigram is not None:
+            ratio, numbers = ratio + unigram, numbers + unigram.log_r.numel()
+    made = problem.result(Trained(problem.source, ratio, final.fits), [*attempt.fits(), *final.fits], score)
+    return replace(made, weights=numbers)
