@@ -175,7 +175,7 @@ def test_every_sampler(shared: Path, tmp_path: Path, model: str, sampler: str | 
     assert x.max() < 3
 
 
-KEPT = ["gtl-knn", "gtl-local-knn", "gtl-adapters", "gtl-sparse", "gtl-stack", "gtl-blend", "gtl-local-iw", "gtl-late"]
+KEPT = ["gtl-knn", "gtl-local-knn", "gtl-sparse", "gtl-stack", "gtl-blend", "gtl-local-iw", "gtl-late"]
 
 
 @pytest.mark.parametrize("method", [*KEPT, "finetuned", "lora", "sparse"])

@@ -41,10 +41,10 @@ def adapt(
         out: folder for the checkpoint; by default a new one under runs/.
         source: sequences of the source domain, for the methods that need them (gtl-both, gtl-direct, gtl-paper and
             those with -iw).
-        method: gtl-local, gtl-adapters, gtl-knn, and the stacks gtl-local-knn, gtl-stack (that and fine-tuning) and
-            gtl-blend (fine-tuning and adapters) need no source data; finetuned, lora and vanilla are the baselines.
-            gtl-local-iw, finetuned-iw, ... borrow source sequences that look like target. Several (--method finetuned
-            gtl-stack) train once what they share, and each has a folder of its own below --out.
+        method: gtl-local, gtl-sparse, gtl-knn, and the stacks gtl-local-knn, gtl-stack (that and fine-tuning) and
+            gtl-blend (fine-tuning and sparse changes) need no source data; finetuned, lora, sparse and vanilla are
+            baselines. gtl-local-iw, finetuned-iw, ... borrow source sequences that look like target. Several
+            (--method finetuned gtl-stack) train once what they share, and each has a folder of its own below --out.
         rows: how many of the target's sequences to use, drawn by --seed; all by default.
         held_out: share of the target that is held out at a time; where that is under 100 sequences, folds take turns.
         seed: of the rows, folds, weights and batches.

@@ -1,6 +1,5 @@
 """Estimators: every way from a source model to a target model. A new one is a file here and a line in METHODS."""
 
-from gtl.estimate.adapters import adapters
 from gtl.estimate.base import Adapted, Method, Problem
 from gtl.estimate.baselines import finetuned, finetuned_epochs, vanilla, vanilla_epochs
 from gtl.estimate.borrow import ENDING, borrowing
@@ -33,16 +32,15 @@ METHODS: dict[str, Method] = {
     "gtl-late": late,
     "gtl-knn": knn,
     "gtl-local-knn": stacked("gtl-local"),
-    "gtl-adapters": adapters,
     "gtl-sparse": guided,
     "gtl-stack": stacked("finetuned", "gtl-local"),
-    "gtl-blend": stacked("finetuned", "lora", average=True),
+    "gtl-blend": stacked("finetuned", "sparse", average=True),
     **poolings("gtl-sequence", by_pooling(lambda pooling: likelihood(pooling, False))),
     **poolings("gtl-both", by_pooling(lambda pooling: likelihood(pooling, True))),
     **poolings("gtl-direct", by_pooling(direct)),
     **poolings("gtl-paper", by_pooling(paper)),
 }
-BORROWERS = ("vanilla", "finetuned", "lora", "gtl-local", "gtl-knn")
+BORROWERS = ("vanilla", "finetuned", "lora", "sparse", "gtl-local", "gtl-knn")
 METHODS |= {f"{name}{ENDING}": borrowing(METHODS[name]) for name in BORROWERS}
 
 

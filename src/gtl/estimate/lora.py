@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate.base import Adapted, Part, Problem, Trained
-from gtl.ratio import AdapterRatio, Ratio
 from gtl.train.loop import mix
 
 __all__ = ["Adapters", "add_adapters", "lora", "merge_adapters"]
@@ -34,13 +33,6 @@ class Adapters(Trained):
     """A merged denoiser, with the adapters that went into it."""
 
     adapters: dict[str, Tensor] = field(default_factory=dict)
-    changes: AdapterRatio | None = None
-    """The same as a ratio."""
-
-    def as_ratio(self) -> Ratio:
-        """The adapters alone, and no second model."""
-        assert self.changes is not None
-        return self.changes
 
 
 class LowRank(nn.Module):
@@ -84,21 +76,22 @@ def adapters_of(model: NetworkDenoiser) -> dict[str, Tensor]:
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def changes_of(source: NetworkDenoiser, adapted: NetworkDenoiser) -> AdapterRatio:
-    """What the adapters of an adapted copy change, as a ratio."""
-    maps = {name: module for name, module in adapted.network.named_modules() if isinstance(module, LowRank)}
-    factors = {name: (each.a, each.b) for name, each in maps.items()}
-    return AdapterRatio.of(source, factors, next(iter(maps.values())).scale)
-
-
+@torch.no_grad()
 def merge_adapters(source: NetworkDenoiser, adapted: NetworkDenoiser) -> NetworkDenoiser:
     """A copy of the source that computes what its adapted copy does, in plain weights."""
-    return changes_of(source, adapted).changed
+    merged = copy.deepcopy(source).requires_grad_(False)
+    maps = {name: module for name, module in adapted.network.named_modules() if isinstance(module, LowRank)}
+    if "head" in maps:
+        merged.network = merged.network.untied()  # the embedding stays as it is
+    for name, module in maps.items():
+        plain = merged.network.get_submodule(name)
+        assert isinstance(plain, nn.Linear)
+        plain.weight.copy_(module.weight)
+    return merged.eval()
 
 
 def recipe(problem: Problem, part: Part) -> Adapters:
-    """Adapters on the target; they go on from where a start left them. Every fold begins elsewhere and sees its rows in
-    another order, so that a mean of fits (`gtl-adapters`) is one of different models."""
+    """Adapters on the target; they go on from where a start left them."""
     t, seed = problem.training, mix(problem.seed, part.number)
     torch.manual_seed(seed)
     model = add_adapters(problem.source, t.lora_rank, t.lora_alpha, t.lora_head)
@@ -109,8 +102,7 @@ def recipe(problem: Problem, part: Part) -> Adapters:
     changes = {"learning_rate": t.lora_learning_rate, "warmup": t.finetuned_warmup, "seed": seed}
     fit = problem.fit(part.name, model, objective, part.steps, stop=part.stop, **changes)
     kept = {name: weight.detach().clone() for name, weight in adapters_of(model).items()}
-    found = changes_of(problem.source, model)
-    return Adapters(found.changed, None, [fit], adapters=kept, changes=found)
+    return Adapters(merge_adapters(problem.source, model), None, [fit], adapters=kept)
 
 
 def lora(problem: Problem, method: str) -> Adapted:

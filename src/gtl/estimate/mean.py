@@ -1,7 +1,6 @@
 """The fits of the folds, which the rule of choice makes anyway, are not thrown away.
 
-1. They are averaged with the final one: their laws, of which a geometric mean is likelier than its members on average,
-   or their weights, which costs one network and not several.
+1. The mean of their weights and of the final fit's is mostly likelier than any of them.
 2. Each says what it expects of rows that it has not seen, and what comes more often or less becomes a unigram ratio
    (`ratio/unigram`).
 """
@@ -15,9 +14,9 @@ import torch
 from gtl.denoiser import nll
 from gtl.estimate.base import Adapted, Attempt, Problem, Trained
 from gtl.estimate.unigram import calibrate
-from gtl.ratio import Combination, Ratio
+from gtl.ratio import Ratio
 
-__all__ = ["mean_of_fits", "mean_of_weights", "with_counts"]
+__all__ = ["mean_of_weights", "with_counts"]
 
 LOOKED_UP = 1024
 """Target sequences, at most, that say whether a mean of weights is any good."""
@@ -25,12 +24,6 @@ COUNTED = 2048
 """Held-out corruptions, at least, that are counted."""
 MOST = 4096
 """Held-out rows of a fold, at most, among them."""
-
-
-def mean_of_fits(problem: Problem, attempt: Attempt, final: Trained) -> Combination:
-    """The mean law of several fits, the one on all rows first."""
-    members = [made.as_ratio() for made in (final, *attempt.tried)][: problem.training.members]
-    return Combination([(1 / len(members), member) for member in members])
 
 
 def mean_of_weights(problem: Problem, attempt: Attempt, final: Trained) -> Ratio:

@@ -63,10 +63,8 @@ class Training:
     """Share of the source's weights that `sparse` and `gtl-sparse` change."""
     sparse_learning_rate: float | None = None
     """Their own; fine-tuning's by default."""
-    members: int = 3
-    """Fits that `gtl-adapters` averages at most."""
     unigram: bool = True
-    """Whether `gtl-adapters` and `gtl-sparse` correct how often each token comes, by counts on held-out rows."""
+    """Whether `gtl-sparse` corrects how often each token comes, by counts on held-out rows."""
     weight_decay: float = 0.01
     ema: float = 0.99
     patience: int = 12
@@ -118,7 +116,7 @@ class Training:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
-        for name in ("lora_rank", "lora_alpha", "members", "places", "n_ratio"):
+        for name in ("lora_rank", "lora_alpha", "places", "n_ratio"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 < self.sparse_share <= 1:

@@ -1,8 +1,7 @@
 """`gtl-stack`: the fine-tuned model's difference from its source, a local ratio and neighbours, added up.
 
 Other names take on other members, neighbours always among them: `gtl-local-knn` the local ratio alone, and
-`gtl-blend` fine-tuning and adapters, their folds' fits averaged with the final one: laws of adapters, as in
-`gtl-adapters`, and weights of tuned models, which are as large as the source.
+`gtl-blend` fine-tuning and sparse changes, the weights of their folds' fits averaged with those of the final one.
 
 Members are trained as each is on its own, with its whole budget, so that the stack costs what its members cost (`steps`
 says how much); neighbours train nothing. A member with what another left over is a flat model,
@@ -31,8 +30,8 @@ from gtl.estimate.base import Adapted, Method, Part, Problem, Recipe, Trained
 from gtl.estimate.baselines import recipe as baseline
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
-from gtl.estimate.lora import recipe as lora
-from gtl.estimate.mean import mean_of_fits, mean_of_weights
+from gtl.estimate.mean import mean_of_weights
+from gtl.estimate.sparse import recipe as sparse
 from gtl.guidance import Guided
 from gtl.ratio import Combination, KNNRatio, Ratio
 from gtl.ratio.gamma import CELLS
@@ -44,7 +43,7 @@ __all__ = ["stacked"]
 
 MEMBERS: dict[str, Recipe] = {
     "finetuned": lambda problem, part: baseline(problem, part, True),
-    "lora": lora,
+    "sparse": sparse,
     "gtl-local": local,
 }
 ROWS = 4096
@@ -84,9 +83,6 @@ def best_setting(values: np.ndarray) -> int:
     return best if sure else none
 
 
-MEANS = {"finetuned": mean_of_weights, "lora": mean_of_fits}
-
-
 def stacked(*members: str, average: bool = False) -> Method:
     """The method that stacks some members, and neighbours; with `average`, not the final fits alone."""
     return lambda problem, method: stack(problem, method, members, average)
@@ -98,8 +94,8 @@ def stack(problem: Problem, method: str, members: Sequence[str], average: bool) 
     attempts, finals = zip(*(problem.trained(name, MEMBERS[name]) for name in members), strict=True)
     folds = [[attempt.tried[number].as_ratio() for attempt in attempts] for number in range(len(parts))]
     whole = [
-        MEANS[name](problem, attempt, final) if average else final.as_ratio()
-        for name, attempt, final in zip(members, attempts, finals, strict=True)
+        mean_of_weights(problem, attempt, final) if average else final.as_ratio()
+        for attempt, final in zip(attempts, finals, strict=True)
     ]
     rows = -(-min(ROWS, max(LEAST[1], cells(problem))) // len(parts))
     evidence = [
@@ -122,6 +118,5 @@ def stack(problem: Problem, method: str, members: Sequence[str], average: bool) 
         chosen = dict(zip(members, weights, strict=True)) | {"neighbours": weight, "temperature": temperature}
         problem.log({"network": f"{problem.label}{method}", "weights": chosen, "held_out": score})
     made = problem.result(Trained(source, ratio, fits), fits, score)
-    counts = [len(ratio.ratios) if isinstance(ratio, Combination) else 1 for ratio in whole]
-    kept = zip(weights, counts, finals, strict=True)
-    return replace(made, weights=sum(count * final.fits[-1].weights for weight, count, final in kept if weight))
+    kept = [final.fits[-1].weights for weight, final in zip(weights, finals, strict=True) if weight]
+    return replace(made, weights=sum(kept))

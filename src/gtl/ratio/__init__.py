@@ -1,6 +1,5 @@
 """Density ratios: one kind per file, all under the contract of `base`."""
 
-from gtl.ratio.adapters import AdapterRatio
 from gtl.ratio.base import Combination, ConditionalRatio, Ratio, SequenceRatio
 from gtl.ratio.difference import DifferenceRatio
 from gtl.ratio.knn import KNNRatio
@@ -12,7 +11,6 @@ from gtl.ratio.unigram import UnigramRatio
 
 __all__ = [
     "RATIOS",
-    "AdapterRatio",
     "Combination",
     "ConditionalRatio",
     "DifferenceRatio",
@@ -27,7 +25,7 @@ __all__ = [
 ]
 
 KINDS: tuple[type[Ratio], ...] = (
-    NetworkRatio, LateRatio, LocalRatio, KNNRatio, DifferenceRatio, AdapterRatio, SparseRatio, UnigramRatio,
+    NetworkRatio, LateRatio, LocalRatio, KNNRatio, DifferenceRatio, SparseRatio, UnigramRatio,
 )  # fmt: skip
 RATIOS: dict[str, type[Ratio]] = {kind.kind: kind for kind in KINDS}
 """Ratios that a checkpoint can hold, by the name in its config."""

@@ -64,7 +64,7 @@ LOOKS = (
     Look("#8c564b", "<", (0, (1, 2))),
     Look("#332288", "h", (0, (6, 1, 2, 1))),
 )
-METHODS = ("vanilla", "finetuned", "lora", "gtl-local", "gtl-paper", "gtl-adapters", "gtl-blend")
+METHODS = ("vanilla", "finetuned", "lora", "gtl-local", "gtl-paper", "gtl-sparse", "gtl-blend")
 """Methods that look the same in every figure, in the order of LOOKS; others take what is left."""
 FLAT: tuple[Dashes, ...] = ((0, (8, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)))
 """Dashes of what has no n."""

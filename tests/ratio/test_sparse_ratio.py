@@ -1,6 +1,5 @@
-"""Changed weights as a ratio, low-rank or at single places: the changed model over the source, in a file of its own."""
+"""Changed weights as a ratio: the changed model over the source, in a file of its own."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,10 @@ from gtl.denoiser import NetworkDenoiser
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
 from gtl.process import Masked, Process, Uniform
-from gtl.ratio import AdapterRatio, SparseRatio
-from gtl.ratio.changed import ChangedRatio
+from gtl.ratio import SparseRatio
 from gtl.ratio.gamma import nll_by_gamma
 from gtl.speed import speed_up
 from gtl.train.checkpoint import load_ratio, save_model
-
-MAPS = ("blocks.0.qkv", "blocks.0.mlp.2", "head")
 
 
 def network(process: Process, seed: int = 0, tied: bool = False) -> NetworkDenoiser:
@@ -28,18 +24,6 @@ def network(process: Process, seed: int = 0, tied: bool = False) -> NetworkDenoi
     for weight in dit.parameters():
         nn.init.normal_(weight, std=0.2)
     return NetworkDenoiser(process, dit).eval()
-
-
-def adapters(source: NetworkDenoiser, seed: int = 1, maps: tuple[str, ...] = MAPS, scale: float = 2.0) -> AdapterRatio:
-    generator = torch.Generator().manual_seed(seed)
-    factors = {}
-    for name in maps:
-        high, wide = source.network.get_submodule(name).weight.shape  # type: ignore[misc]
-        factors[name] = (
-            torch.randn(3, int(wide), generator=generator) / 4,
-            torch.randn(int(high), 3, generator=generator) / 4,
-        )
-    return AdapterRatio.of(source, factors, scale)
 
 
 def entries(source: NetworkDenoiser, seed: int = 1, share: float = 0.2) -> SparseRatio:
@@ -55,9 +39,6 @@ def entries(source: NetworkDenoiser, seed: int = 1, share: float = 0.2) -> Spars
     return SparseRatio.of(source, changed, places)
 
 
-KINDS: dict[str, Callable[..., ChangedRatio]] = {"adapters": adapters, "entries": entries}
-
-
 def noisy(process: Process, count: int = 16) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
     x = torch.randint(0, 5, (count, 7), generator=generator)
@@ -69,23 +50,7 @@ def noisy(process: Process, count: int = 16) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("gamma", [0.0, 0.4, 1.0, 2.0])
 @torch.no_grad()
 def test_guidance_is_a_geometric_mixture_with_the_changed_model(process: Process, tied: bool, gamma: float) -> None:
-    """The changed model is computed here from W + s B A, the head's change leaving a tied embedding alone."""
-    source = network(process, tied=tied)
-    ratio = adapters(source)
-    changed = NetworkDenoiser(process, source.network.untied()).eval()
-    for name, a, b in zip(MAPS, ratio.a, ratio.b, strict=True):
-        changed.network.get_submodule(name).weight += 2.0 * b @ a  # type: ignore[operator]
-    z, t = noisy(process)
-    p, q = source(z, t).log_probs, changed(z, t).log_probs
-    wanted = torch.where(p == -torch.inf, p, (1 - gamma) * p + gamma * q).log_softmax(-1)
-    assert torch.allclose(Guided(source, ratio, gamma)(z, t).log_probs.exp(), wanted.exp(), atol=1e-5)
-    assert float((p.exp() - q.exp()).abs().max()) > 0.1
-
-
-@pytest.mark.parametrize(("process", "tied"), [(Masked(6), False), (Masked(6), True), (Uniform(5), False)])
-@torch.no_grad()
-def test_entries_are_those_of_the_flat_weights(process: Process, tied: bool) -> None:
-    """At gamma 1 the changed model, computed here from one vector of all weights; a tied embedding is one weight."""
+    """The changed model is computed here from one vector of all weights, of which a tied embedding is one."""
     source = network(process, tied=tied)
     ratio = entries(source)
     flat = parameters_to_vector(source.parameters())
@@ -94,38 +59,36 @@ def test_entries_are_those_of_the_flat_weights(process: Process, tied: bool) -> 
     changed.load_state_dict(source.state_dict())
     vector_to_parameters(flat, changed.parameters())
     z, t = noisy(process)
-    wanted = changed(z, t).log_probs.exp()
-    assert torch.allclose(Guided(source, ratio, 1.0)(z, t).log_probs.exp(), wanted, atol=1e-5)
-    assert float((source(z, t).log_probs.exp() - wanted).abs().max()) > 0.1
+    p, q = source(z, t).log_probs, changed(z, t).log_probs
+    wanted = torch.where(p == -torch.inf, p, (1 - gamma) * p + gamma * q).log_softmax(-1)
+    assert torch.allclose(Guided(source, ratio, gamma)(z, t).log_probs.exp(), wanted.exp(), atol=1e-5)
+    assert float((p.exp() - q.exp()).abs().max()) > 0.1
     assert not parameters_to_vector(source.parameters()).equal(flat)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_the_mean_of_two(kind: str) -> None:
+def test_the_mean_of_two() -> None:
     source = network(Masked(6))
-    one, two = KINDS[kind](source, 1), KINDS[kind](source, 2)
+    one, two = entries(source, 1), entries(source, 2)
     z, t = noisy(source.process)
     p, a, b = source(z, t).log_probs, one.tuned(source)(z, t).log_probs, two.tuned(source)(z, t).log_probs
     wanted = torch.where(p == -torch.inf, p, (a + b) / 2).log_softmax(-1)
     assert torch.allclose(Guided(source, 0.5 * one + 0.5 * two, 1.0)(z, t).log_probs.exp(), wanted.exp(), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_a_file_of_its_own(tmp_path: Path, kind: str) -> None:
+def test_a_file_of_its_own(tmp_path: Path) -> None:
     """It holds the changes alone, and guides the source that is loaded beside it as before."""
     source = network(Masked(6), tied=True)
-    ratio = KINDS[kind](source)
+    ratio = entries(source)
     ratio.gamma = 1.5
     save_model(tmp_path / "source", source)
     save_model(tmp_path / "ratio", ratio)
     held = load_file(tmp_path / "ratio" / "weights.safetensors")
     every = sum(weight.numel() for weight in source.parameters())
-    numbers = {"adapters": 3 * ((16 + 48) + (64 + 16) + (16 + 6)), "entries": 2 * int(0.2 * every)}
-    assert sum(value.numel() for value in held.values()) == numbers[kind]
+    assert sum(value.numel() for value in held.values()) == 2 * int(0.2 * every)
     again = load_ratio(tmp_path / "ratio")
-    assert type(again) is type(ratio)
+    assert isinstance(again, SparseRatio)
     z, t = noisy(source.process)
     with pytest.raises(ValueError, match="call check"):
         again.table(z, torch.zeros(len(z), 1, dtype=torch.long), None, source(z, t))
@@ -138,21 +101,19 @@ def test_a_file_of_its_own(tmp_path: Path, kind: str) -> None:
     assert float(found[0]) != float(found[1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_another_source_is_refused(kind: str) -> None:
-    ratio = KINDS[kind](network(Masked(6)))
+def test_another_source_is_refused() -> None:
+    ratio = entries(network(Masked(6)))
     with pytest.raises(ValueError, match="another source model"):
         Guided(network(Masked(6), seed=3), ratio)
     with pytest.raises(ValueError, match="pass context"):
         ratio.table(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_the_changed_copy_is_made_fast_too(kind: str) -> None:
+def test_the_changed_copy_is_made_fast_too() -> None:
     """After the check nothing asks for the weights again, so bf16 is no other model."""
     source = network(Masked(6))
-    ratio = KINDS[kind](source)
+    ratio = entries(source)
     z, t = noisy(source.process)
     exact = Guided(source, ratio, 1.0)(z, t).log_probs.exp()
     for module in (source, ratio):
