@@ -63,6 +63,17 @@ def test_only_they_move(kind: str):
     assert torch.allclose(vector(ratio.changed), vector(fit.denoiser), atol=1e-6)
 
 
+@pytest.mark.gpu
+def test_only_they_move_when_compiled():
+    made = sparse_problem("tied", precision="bf16", compile=True)
+    made.source.cuda()
+    before = vector(made.source).clone()
+    fit = recipe(made, Part(made.target, None, 6, name="some"))
+    moved = (vector(fit.denoiser) != before).nonzero().squeeze(1)
+    assert torch.isin(moved, made.known["places"]).all()
+    assert len(moved) > 0.9 * len(made.known["places"])
+
+
 def test_all_of_them_is_fine_tuning():
     made = sparse_problem(sparse_learning_rate=3e-3)
     made.training = replace(made.training, sparse_share=1.0)

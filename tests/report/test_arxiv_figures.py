@@ -95,6 +95,30 @@ def test_what_is_written():
     assert words == ["vanilla", "GTL", "new", "source", "held-out target text"]
 
 
+def test_a_bad_likelihood_hides_nothing():
+    """What is far worse than the source is named, and the axis is for the others; not so with other metrics."""
+    values = {"vanilla": (6.5, 5.2), "finetuned": (4.4, 4.0), "gtl-paper": (4.6, 4.5)}
+    rows = [row(name, v, n, metric=m) for name, pair in values.items() for n, v in zip((100, 1000), pair, strict=True)
+            for m in ("nll", "domain")]  # fmt: skip
+    for source, shown in ((4.5, ["vanilla: 5.20 to 6.50"]), (6.4, [])):
+        flat = [row("source", source, None, metric=m) for m in ("nll", "domain")]
+        left, right = fraction_figure(rows + flat, ["nll", "domain"], {}, 1000).axes
+        assert [text.get_text() for text in left.texts] == shown
+        assert not right.texts
+        low, high = left.get_ylim()
+        assert low < 4.0
+        assert (4.6 < high < 5.0) if shown else high > 6.5
+        assert right.get_ylim()[1] > 6.5
+
+
+def test_labels_that_would_touch():
+    rows = [row(f"n_ratio={size}", 1 / size, None, metric="outside") for size in (8, 32, 128, 256, 512, 2048)]
+    rows = [Row(**{**vars(r), "experiment": "arxiv-sweep-r0"}) for r in rows]
+    (ax,) = sweep_figure(rows, ["outside"]).axes
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["8", "32", "128", "", "512", "2048"]
+    assert [*ax.get_xticks()] == [8, 32, 128, 256, 512, 2048]
+
+
 def test_lines_stand_side_by_side():
     """In the order of the legend, nearer to their own n than to the next."""
     (ax,) = fraction_figure(some_rows(), ["mauve"], TITLES, 20_000).axes

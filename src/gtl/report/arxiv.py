@@ -38,6 +38,8 @@ BETTER = {
     "outside": "lower",
 }
 """Metrics that can be drawn, and which way is better."""
+UNBOUNDED = ("nll", "masked_nll", "perplexity_bound")
+"""Of those, in which a bad model can be so bad that nothing else is seen."""
 NAMES = {"mauve": "MAUVE", "domain": "domain score", "nll": "NLL, nats a token", "outside": "target mass left out"}
 SMALL, MEDIUM = 7.0, 8.0
 """Sizes of letters, in points."""
@@ -120,6 +122,9 @@ def fraction_figure(rows: Sequence[Row], panels: Sequence[str], titles: dict[str
                 look: dict[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": FLAT[index % len(FLAT)]}
                 ax.axhline(statistics.fmean(value), label=names.get(method, method), **look)
         ax.margins(y=0.06)
+        means = {key: statistics.fmean(cell) for key, cell in cells.items() if key[0] == metric}
+        if metric in UNBOUNDED and (metric, "source", None) in means:
+            cut(ax, {(names.get(m, m), n): v for (_, m, n), v in means.items()}, means[metric, "source", None])
         log_ticks(ax, numbers, [f"{n:,}\n{percent(n / whole)}" for n in numbers])
         ax.set_xlabel("target sequences n, and their share of all", fontsize=MEDIUM)
         ax.set_title(f"{names.get(metric, metric)} ({BETTER[metric]} is better)", fontsize=MEDIUM)
@@ -227,10 +232,27 @@ def error(cell: list[float]) -> float:
 
 
 def log_ticks(ax: Axes, x: Sequence[float], labels: Sequence[str]) -> None:
-    """A logarithmic axis with ticks at x alone."""
+    """A logarithmic axis with ticks at x alone; of labels that would stand too close the later one is left out."""
     ax.set_xscale("log")
-    ax.set_xticks(x, labels)
+    shown, last = [], -math.inf
+    for at, label in zip(x, labels, strict=True):
+        apart = math.log(at) - last >= math.log(max(x) / min(x)) / 7
+        shown.append(label if apart else "")
+        last = math.log(at) if apart else last
+    ax.set_xticks(x, shown)
     ax.set_xticks([], minor=True)
+
+
+def cut(ax: Axes, means: dict[tuple[str, int | None], float], source: float) -> None:
+    """Ends a y-axis, on which lower is better, a little above the source; what is far above it is named there."""
+    least = min(means.values())
+    top = source + 0.4 * (source - least)
+    above = {name: [v for (other, _), v in means.items() if other == name] for (name, _), v in means.items() if v > top}
+    if not above or source == least:
+        return
+    ax.set_ylim(least - 0.06 * (top - least), top)
+    lines = [f"{name}: {min(found):.2f} to {max(found):.2f}" for name, found in above.items()]
+    ax.text(0.02, 0.98, "\n".join(lines), fontsize=SMALL, transform=ax.transAxes, va="top")
 
 
 def percent(share: float) -> str:
