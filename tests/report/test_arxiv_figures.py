@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from matplotlib.container import ErrorbarContainer
 
-from gtl.report.arxiv import by_fraction, escaped, fraction_figure, samples_page, sweep, sweep_figure
+from gtl.report.arxiv import by_fraction, escaped, fraction_figure, samples_page, summary, sweep, sweep_figure
 from gtl.run import Row
 
 NUMBERS = (100, 1000, 20_000)
@@ -109,6 +109,19 @@ def test_a_bad_likelihood_hides_nothing():
         assert low < 4.0
         assert (4.6 < high < 5.0) if shown else high > 6.5
         assert right.get_ylim()[1] > 6.5
+
+
+def test_a_summary_has_everything_of_a_method_in_one_line():
+    rows = [row("lora", 0.5, 1000, 0), row("lora", 0.7, 1000, 1), row("lora", 3600, 1000, metric="steps")]
+    rows += [row("lora", 4.25, 1000, metric="nll"), row("lora", 0.25, 100), row("source", 0.03, None)]
+    rows = [Row(**{**vars(r), "trainable_weights": 460_800 if r.method == "lora" else None}) for r in rows]
+    page = summary(rows, {"lora": "LoRA"}).splitlines()
+    assert [line for line in page if line.startswith("#")] == ["## arxiv, n = 1,000", "## arxiv, n = 100"]
+    assert page[2].startswith("| | weights | steps | MAUVE | NLL | domain score | ")
+    assert {line.count("|") for line in page if line.startswith("|")} == {page[2].count("|")}
+    assert page[4].startswith("| LoRA | 460,800 | 3,600 | 0.6000 ± 0.1000 | 4.250 |  |")
+    assert page[5].startswith("| source |  |  | 0.0300 |  |")
+    assert page[11].startswith("| LoRA | 460,800 |  | 0.2500 |  |")
 
 
 def test_labels_that_would_touch():

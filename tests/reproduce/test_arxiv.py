@@ -24,7 +24,7 @@ from judges import save_encoder
 from texts import WORDS, documents, lines_of, write, write_vocabulary
 from typed import contents, gtl
 
-FIGURES = {"results.json", "results.md", "samples.md", "fractions.png", "sweep.png"}
+FIGURES = {"results.json", "results.md", "summary.md", "samples.md", "fractions.png", "sweep.png"}
 SOURCE = [{"share": 0}]
 """A world in which nothing is adapted."""
 RUN = "reproduce arxiv --recipe toy.yaml --out out"
@@ -302,7 +302,7 @@ def test_a_second_run_performs_nothing(again: Path, performed: list[str], capsys
     assert {path.name for path, when in before.items() if path.stat().st_mtime_ns != when} == FIGURES
     assert contents(again) == was
     assert capsys.readouterr().out.split() == [f"out/{name}" for name in
-        ("results.json", "results.md", "samples.md", "fractions.png", "sweep.png")]  # fmt: skip
+        ("results.json", "results.md", "summary.md", "samples.md", "fractions.png", "sweep.png")]  # fmt: skip
 
 
 def test_pieces_that_are_gone_are_made_again(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):

@@ -2,6 +2,7 @@
 
     by_fraction   what each method makes of n target sequences, one panel a metric
     sweep         the behaviour of gamma and n_ratio, one column a share r of the target in the source
+    summary       all that was measured of each method at one n, side by side
     samples_page  the first texts of each run
 
 Points are means over seeds and bars one standard error of the mean; a single seed has no bar.
@@ -23,10 +24,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike, NDArray
 
+from gtl.report.table import cell
 from gtl.run import Row
 from gtl.train.checkpoint import atomic
 
-__all__ = ["by_fraction", "fraction_figure", "samples_page", "sweep", "sweep_figure"]
+__all__ = ["by_fraction", "fraction_figure", "samples_page", "summary", "sweep", "sweep_figure"]
 
 BETTER = {
     "mauve": "higher",
@@ -38,6 +40,15 @@ BETTER = {
     "outside": "lower",
 }
 """Metrics that can be drawn, and which way is better."""
+SIDES = {
+    "mauve": "MAUVE",
+    "nll": "NLL",
+    "domain": "domain score",
+    "distinct_2": "distinct pairs",
+    "token_entropy": "token entropy",
+    "copied_8": "copied runs of 8",
+}
+"""Columns of the summary."""
 UNBOUNDED = ("nll", "masked_nll", "perplexity_bound")
 """Of those, in which a bad model can be so bad that nothing else is seen."""
 NAMES = {"mauve": "MAUVE", "domain": "domain score", "nll": "NLL, nats a token", "outside": "target mass left out"}
@@ -82,6 +93,25 @@ def by_fraction(path: Path, rows: Sequence[Row], panels: Sequence[str], titles: 
 def sweep(path: Path, rows: Sequence[Row], panels: Sequence[str]) -> None:
     """Writes `sweep_figure` as a .png file."""
     save(path, sweep_figure(rows, panels))
+
+
+def summary(rows: Sequence[Row], titles: dict[str, str]) -> str:
+    """A Markdown table for each experiment and n: one line a method, one column a metric; what has no n in each."""
+    parts = []
+    for experiment, n in dict.fromkeys((row.experiment, row.n) for row in rows if row.n is not None):
+        mine = [row for row in rows if row.experiment == experiment and row.n in (n, None)]
+        parts += [f"## {experiment}, n = {n:,}\n", "| | weights | steps | " + " | ".join(SIDES.values()) + " |"]
+        parts.append("|---" * (3 + len(SIDES)) + "|")
+        for method in dict.fromkeys(row.method for row in mine):
+            own = [row for row in mine if row.method == method]
+            weights = [row.trainable_weights for row in own if row.trainable_weights is not None]
+            steps = [row.value for row in own if row.metric == "steps"]
+            found = [[row.value for row in own if row.metric == metric] for metric in SIDES]
+            cells = [f"{max(weights):,}" if weights else "", f"{statistics.fmean(steps):,.0f}" if steps else ""]
+            cells += [cell(values) if values else "" for values in found]
+            parts.append(f"| {titles.get(method, method)} | " + " | ".join(cells) + " |")
+        parts.append("")
+    return "\n".join(parts)
 
 
 def samples_page(texts: dict[str, list[str]], count: int = 10) -> str:

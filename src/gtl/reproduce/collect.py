@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtl.data.prepared import read_meta
-from gtl.report.arxiv import by_fraction, samples_page, sweep
+from gtl.report.arxiv import by_fraction, samples_page, summary, sweep
 from gtl.report.markov import TITLES
 from gtl.report.table import markdown
 from gtl.reproduce.arxiv import Recipe
@@ -70,20 +70,22 @@ def draw_figures(recipe: Recipe, out: Path, pieces: Sequence[Piece], command: st
         raise FileNotFoundError(f"{out}: nothing is measured yet; run the earlier stages first")
     order = {metric: index for index, metric in enumerate((*PANELS, "masked_nll"))}
     rows.sort(key=lambda row: (row.experiment, order.get(row.metric, len(order)), row.metric))
-    made = [out / "results.json", out / "results.md", out / "samples.md"]
+    made = [out / name for name in ("results.json", "results.md", "summary.md", "samples.md")]
     write_json(made[0], [asdict(row) for row in rows])
     write(made[1], markdown(rows))
+    titles = TITLES | {"real": "real text"}
+    write(made[2], summary([row for row in rows if "sweep" not in row.experiment], titles))
     main = [row for row in rows if row.experiment == "arxiv"]
     panels = [metric for metric in PANELS if any(row.metric == metric and row.n is not None for row in main)]
     meta = read_meta(out / "data" / "target")
     if panels and meta is not None:
         made.append(out / "fractions.png")
-        by_fraction(made[-1], main, panels, TITLES | {"real": "real text"}, meta.splits["train"].segments)
+        by_fraction(made[-1], main, panels, titles, meta.splits["train"].segments)
     panels = [m for m in ("domain", "mauve", "outside") if any(r.metric == m and "sweep" in r.experiment for r in rows)]
     if panels:
         made.append(out / "sweep.png")
         sweep(made[-1], rows, panels)
-    write(made[2], samples_page(shown(recipe, pieces)))
+    write(made[3], samples_page(shown(recipe, pieces)))
     return made
 
 
