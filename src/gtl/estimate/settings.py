@@ -60,7 +60,7 @@ class Training:
     """Whether the head gets an adapter too, beside the blocks. Behind a layer norm a frozen head bounds how sure the
     model can be."""
     sparse_share: float = 0.05
-    """Share of the source's weights that `sparse` and `gtl-sparse` change."""
+    """Share of each of the source's weights that `sparse` and `gtl-sparse` change."""
     sparse_learning_rate: float | None = None
     """Their own; fine-tuning's by default."""
     unigram: bool = True

@@ -1,10 +1,10 @@
 """`sparse`: a small share of the source's weights is trained on, the others stay; `gtl-sparse` is that as a ratio.
 
-    S = the entries of all weights with the largest |g|,      g = the gradient of the target's loss at the source
+    S = in each weight the same share of entries, those with the largest |g|,    g = the target's gradient at the source
 
-Adam moves one entry about as far as any other, so at first the loss falls by (step size) sum_S |g|: these entries make
-that as large as it can be. Unlike low-rank adapters they reach everything: rows of an embedding that belong to the
-target's words are among them.
+Adam moves one entry about as far as any other, so at first the loss falls by (step size) sum_S |g|. Of each weight, and
+not of all at once: gradients of different layers are on different scales, and the embedding would get next to nothing,
+where rows belong to words that the source has hardly seen. Low-rank adapters cannot reach those at all.
 
 All fits have the same entries, chosen by the gradient on all target rows. So which entries move, though not where to,
 knows of the rows that a fold holds out, and the weights of several fits can be averaged without becoming more:
@@ -50,7 +50,7 @@ class Sparse(Trained):
 
 
 def choose_places(problem: Problem) -> Tensor:
-    """The entries of all weights, as `ratio/sparse` counts them, with the largest gradients: (K,), in rising order."""
+    """In each weight the entries with the largest gradients, as `ratio/sparse` counts them: (K,), in rising order."""
     t, device = problem.training, problem.device
     model = copy.deepcopy(problem.source).requires_grad_(True).eval()
     order = torch.randperm(len(problem.target), generator=torch.Generator().manual_seed(problem.seed))
@@ -63,9 +63,13 @@ def choose_places(problem: Problem) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=t.precision == "bf16"):
             loss = objective.loss(forward, {name: rows}, generator)
         (loss * (len(rows) / len(x))).backward()
-    sizes = [torch.zeros_like(w).flatten() if w.grad is None else w.grad.abs().flatten() for w in model.parameters()]
-    every = torch.cat(sizes)
-    return every.topk(max(1, int(t.sparse_share * len(every)))).indices.sort().values
+    places, first = [], 0
+    for weight in model.parameters():
+        size = torch.zeros_like(weight) if weight.grad is None else weight.grad.abs()
+        count = max(1, int(t.sparse_share * weight.numel()))
+        places.append(first + size.flatten().topk(count).indices.sort().values)
+        first += weight.numel()
+    return torch.cat(places)
 
 
 def recipe(problem: Problem, part: Part) -> Sparse:
