@@ -3,7 +3,7 @@
     python bench/few_sequences.py --denoiser runs/arxiv-small/source --target runs/arxiv-small/data/target \\
         --n 824 165 --out results/few-sequences.json
 
-Every way starts at the source and is fitted to the same n rows, at two or three learning rates. Other training rows
+Every way starts at the source and is fitted to the same n rows, at several learning rates. Other training rows
 judge it: `nll` is the best over steps and rates, an optimistic choice that is the same for all. For some ways the
 fits of five folds follow, at the best rate and step: `one_fold` is one of them, `mean` the geometric mean of all,
 `mean_of_weights` the model with the mean of their weights, and `..._counts` either with what `gtl.estimate.unigram`
@@ -12,7 +12,6 @@ counts on the rows that each fold did not see.
 
 import argparse
 import copy
-import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,7 +23,8 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from gtl.data.tokens import folds, read_tokens
 from gtl.denoiser import NetworkDenoiser
-from gtl.estimate.lora import BLOCKS, LowRank, add_adapters
+from gtl.estimate.lora import LowRank, add_adapters
+from gtl.estimate.mean import averaged
 from gtl.estimate.unigram import calibrate
 from gtl.nn.dit import DiT
 from gtl.ratio import Combination, DifferenceRatio, Ratio
@@ -49,11 +49,6 @@ class Shared(nn.Module):
 
 Way = Callable[[NetworkDenoiser, Tensor], NetworkDenoiser]
 """From a source and target rows to a copy of the source, what is to be trained marked."""
-
-
-def maps_of(network: DiT) -> dict[str, nn.Linear]:
-    """The linear maps of the blocks."""
-    return {name: module for name, module in network.named_modules() if re.fullmatch(BLOCKS, name)}
 
 
 def some(wanted: Callable[[str], bool]) -> Way:
@@ -102,11 +97,12 @@ def entries(
             size = gradient(source, rows) if by == "gradient" else gradient(source, rows[:256], 1, 2)
         size = {name: value.abs() for name, value in size.items() if where in name}
         every, count = torch.cat([value.flatten() for value in size.values()]), 0
+        bound = every.topk(int(share * len(every))).values[-1]
         for name, weight in model.named_parameters():
             weight.requires_grad_(name in size)
             if name in size:
-                among = every if at_once else size[name].flatten()
-                kept = size[name] >= among.topk(max(1, int(share * len(among)))).values[-1]
+                own = size[name].flatten()
+                kept = size[name] >= (bound if at_once else own.topk(max(1, int(share * len(own)))).values[-1])
                 weight.register_hook(lambda gradient, kept=kept: gradient.where(kept, 0.0))
                 count += int(kept.sum())
         model.entries = count  # type: ignore[assignment]
@@ -201,10 +197,7 @@ class Bench:
         ratios = [DifferenceRatio(model) for model in models]
         joint: dict[str, Ratio] = {"mean": Combination([(1 / FOLDS, ratio) for ratio in ratios])}
         if models[0].state_dict().keys() == self.source.state_dict().keys():
-            mean = copy.deepcopy(self.source)
-            for weight, *each in zip(*(model.parameters() for model in (mean, *models)), strict=True):
-                weight.copy_(torch.stack(each).mean(0))
-            joint["mean_of_weights"] = DifferenceRatio(mean)
+            joint["mean_of_weights"] = DifferenceRatio(averaged(models))
         held_out = [held for _, held in folds(rows, FOLDS, 0.0)]
         counts, _ = calibrate(models, held_out, 2048, self.arguments.seed)
         found = {"one_fold": self.nll(ratios[0])}

@@ -18,7 +18,7 @@ from toy_recipe import RECIPE, changed
 from gtl.data.prepared import read_meta
 from gtl.evaluate import samples as suite
 from gtl.reproduce import pieces
-from gtl.reproduce.arxiv import World
+from gtl.reproduce.recipe import World
 from gtl.run import read_rows
 from judges import save_encoder
 from texts import WORDS, documents, lines_of, write, write_vocabulary

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from toy_recipe import RECIPE, changed
 
-from gtl.reproduce.arxiv import read_recipe
+from gtl.reproduce.recipe import read_recipe
 
 BAD: dict[str, tuple[Any, str]] = {
     "not a mapping": (["prepare"], "toy.yaml: a mapping is needed"),

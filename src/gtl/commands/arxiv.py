@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.console import Console
 
 from gtl.data.prepared import read_meta
-from gtl.reproduce.arxiv import STAGES, pieces_of, read_recipe, write_real
+from gtl.reproduce.arxiv import STAGES, pieces_of, write_real
 from gtl.reproduce.collect import draw_figures, measured
 from gtl.reproduce.pieces import Piece, Report, is_done, run_pieces
+from gtl.reproduce.recipe import read_recipe
 
 __all__ = ["reproduce_arxiv"]
 

@@ -13,192 +13,22 @@
 A row of a sample has the seed 10 S + D; one of a likelihood has S.
 """
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from gtl.data.prepared import read_meta
 from gtl.data.tokens import read_tokens, write_tokens
-from gtl.estimate import METHODS
 from gtl.reproduce.pieces import Piece, with_history, words
+from gtl.reproduce.recipe import Flags, Recipe, Sweep, World
 
-__all__ = ["STAGES", "Recipe", "World", "pieces_of", "read_recipe", "write_real"]
+__all__ = ["STAGES", "pieces_of", "write_real"]
 
 STAGES = ("prepare", "train", "diagnose", "adapt", "likelihood", "sample", "measure", "judge", "figures")
-Flags = dict[str, Any]
-"""Settings of a command, as its flags are called."""
-
-
-def check_list(value: Any, name: str, kind: type | tuple[type, ...]) -> None:
-    """Refuses what is no list of different things of a kind, or an empty one."""
-    good = isinstance(value, list) and all(isinstance(v, kind) and not isinstance(v, bool) for v in value)
-    if not good or not value or len({*value}) < len(value):
-        raise ValueError(f"{name}: a list of different values is needed, not {value!r}")
-
-
-@dataclass
-class World:
-    """A source that has seen a share of the target, and what is adapted to what is left of it."""
-
-    share: float = 0.0
-    fractions: list[float] = field(default_factory=list)
-    methods: list[str | list[str]] = field(default_factory=list)
-    """Those of an inner list are adapted by one command, so that what they share is trained once."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 <= self.share < 1:
-            raise ValueError(f"share={self.share} must be in [0, 1)")
-        if self.fractions or self.methods:
-            check_list(self.fractions, "fractions", (int, float))
-            if not isinstance(self.methods, list) or [] in self.methods:
-                raise ValueError(f"methods: a list of names, or of lists of names, is needed, not {self.methods!r}")
-            check_list(self.names, "methods", str)
-        for fraction in self.fractions:
-            if not 0 < fraction <= 1:
-                raise ValueError(f"fraction {fraction} must be above 0 and at most 1")
-        for method in self.names:
-            if method not in METHODS:
-                raise ValueError(f"unknown method {method!r}; choose among {', '.join(METHODS)}")
-
-    @property
-    def groups(self) -> list[list[str]]:
-        """Methods, by the command that adapts them."""
-        return [group if isinstance(group, list) else [group] for group in self.methods]
-
-    @property
-    def names(self) -> list[str]:
-        """All methods."""
-        return [name for group in self.groups for name in group]
-
-
-@dataclass
-class Sweep:
-    """One ratio at many strengths and numbers of candidates, in every world."""
-
-    method: str
-    fraction: float
-    gammas: list[float]
-    n_ratio: list[int]
-    subsets: list[int] | None = None
-    """Those of the recipe's that it is done for; the first by default."""
-    draws: list[int] = field(default_factory=lambda: [0])
-    """Seeds of its samples."""
-    outside: list[int] = field(default_factory=list)
-    """Numbers of candidates for which the target mass outside them is measured; by default those of n_ratio."""
-
-    def __post_init__(self) -> None:
-        check_list(self.gammas, "gammas", (int, float))
-        check_list(self.n_ratio, "n_ratio", int)
-        check_list(self.draws, "draws", int)
-        if not 0 <= min(self.draws) <= max(self.draws) < 10:
-            raise ValueError(f"the sweep's draws {self.draws} must be from 0 to 9")
-        if self.outside:
-            check_list(self.outside, "outside", int)
-
-
-@dataclass
-class Recipe:
-    """What a recipe file says."""
-
-    prepare: Flags
-    source: Flags
-    """Of `gtl train denoiser`."""
-    worlds: list[World]
-    adapt: Flags
-    sample: Flags
-    """With `count`, the sequences of each set."""
-    mixed: Flags = field(default_factory=dict)
-    """Changes to `source` where the source has seen some target: it is trained on from the one that has not."""
-    planner: Flags | None = None
-    planned: Flags = field(default_factory=dict)
-    """Further settings of `gtl sample` and `gtl evaluate` for ratios that are scored candidate by candidate, which the
-    planner then orders."""
-    diagnose: Flags | None = None
-    likelihood: Flags = field(default_factory=dict)
-    measure: Flags = field(default_factory=dict)
-    judge: Flags = field(default_factory=dict)
-    sweep: Sweep | None = None
-    subsets: list[int] = field(default_factory=lambda: [0])
-    """Seeds of the target sequences."""
-    draws: list[int] = field(default_factory=lambda: [0])
-    """Seeds of the samples."""
-
-    def __post_init__(self) -> None:
-        for key in ("prepare", "source", "adapt", "sample", "mixed", "planned", "likelihood", "measure", "judge"):
-            if not isinstance(getattr(self, key), dict):
-                raise ValueError(f"{key}: a mapping is needed, not {getattr(self, key)!r}")
-        for key in ("planner", "diagnose"):
-            if getattr(self, key) is not None and not isinstance(getattr(self, key), dict):
-                raise ValueError(f"{key}: a mapping is needed, not {getattr(self, key)!r}")
-        for flags in (self.source, self.mixed, self.planner or {}):
-            for key in ("fit", "network"):
-                if not isinstance(flags.get(key, {}), dict):
-                    raise ValueError(f"{key}: a mapping is needed, not {flags[key]!r}")
-        domains = self.prepare.get("domain")
-        if not isinstance(domains, list) or {str(d).partition("=")[0] for d in domains} != {"source", "target"}:
-            raise ValueError("prepare.domain: two domains are needed, called source and target")
-        for key in ("subsets", "draws"):
-            check_list(getattr(self, key), key, int)
-        if not 0 <= min(self.draws) <= max(self.draws) < 10 or min(self.subsets) < 0:
-            raise ValueError(f"draws {self.draws} must be from 0 to 9, subsets {self.subsets} at least 0")
-        if not self.worlds:
-            raise ValueError("worlds: at least one is needed")
-        if len({world.share for world in self.worlds}) < len(self.worlds):
-            raise ValueError("two worlds have the same share")
-        count = self.sample.get("count")
-        if not isinstance(count, int) or count < 1:
-            raise ValueError("sample.count, the number of sequences in a set, must be at least 1")
-        if self.sweep is None:
-            return
-        self.sweep.subsets = self.subsets[:1] if self.sweep.subsets is None else self.sweep.subsets
-        check_list(self.sweep.subsets, "the sweep's subsets", int)
-        if not {*self.sweep.subsets} <= {*self.subsets}:
-            raise ValueError(f"the sweep's subsets {self.sweep.subsets} are not among the recipe's, {self.subsets}")
-        for world in self.worlds:
-            if self.sweep.method not in world.names or self.sweep.fraction not in world.fractions:
-                wanted = f"{self.sweep.method} at {self.sweep.fraction}"
-                raise ValueError(f"the sweep needs {wanted}, which is not fitted at share {world.share:g}")
-
-
-def read_recipe(path: Path) -> Recipe:
-    """Reads a recipe; what is unknown, missing or out of range is named."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such recipe")
-    try:
-        value = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
-    try:
-        if not isinstance(value, dict):
-            raise TypeError("a mapping is needed")
-        if "worlds" in value:
-            if not isinstance(value["worlds"], list):
-                raise TypeError("worlds: a list is needed")
-            value["worlds"] = [build(World, world, "worlds") for world in value["worlds"]]
-        if value.get("sweep") is not None:
-            value["sweep"] = build(Sweep, value["sweep"], "sweep")
-        return build(Recipe, value, "the recipe")
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def build(kind: type[Any], value: Any, where: str) -> Any:
-    """A dataclass from a mapping; unknown and missing keys are named."""
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    if not isinstance(value, dict):
-        raise TypeError(f"{where}: a mapping is needed")
-    if unknown := [key for key in value if key not in fields]:
-        raise ValueError(f"{where}: unknown key {unknown[0]!r}; choose among {', '.join(fields)}")
-    required = [n for n, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING]
-    if missing := [name for name in required if name not in value]:
-        raise ValueError(f"{where}: {missing[0]!r} is missing")
-    return kind(**value)
 
 
 def is_model(method: str) -> bool:

@@ -9,8 +9,8 @@ from gtl.data.prepared import read_meta
 from gtl.report.arxiv import by_fraction, samples_page, summary, sweep
 from gtl.report.markov import TITLES
 from gtl.report.table import markdown
-from gtl.reproduce.arxiv import Recipe
 from gtl.reproduce.pieces import Piece
+from gtl.reproduce.recipe import Recipe
 from gtl.run import Row, read_rows
 from gtl.train.checkpoint import atomic, write_json
 
