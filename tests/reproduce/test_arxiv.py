@@ -558,6 +558,16 @@ def test_a_sweep_at_one_of_two_fractions_of_one_number(again: Path, performed: l
     assert "samples/r0-n2-s2-gtl-paper-g2-k2-d3" in performed
 
 
+def test_a_sweep_of_a_method_that_no_world_asks_for(again: Path, performed: list[str]):
+    """Is fitted for the sweep, and for nothing else."""
+    worlds = [{"share": 0, "fractions": [0.002], "methods": ["finetuned"]}]
+    write_recipe(worlds=worlds, sweep=RECIPE["sweep"] | {"fraction": 0.003})
+    gtl(f"{RUN} --stages adapt likelihood sample")
+    swept = [name for name in performed if "gtl-paper" in name]
+    cell = "r0-n2-s2-gtl-paper"
+    assert swept == [f"adapt/{cell}", *(f"samples/{cell}-g{gamma}-k2-d3" for gamma in (0, 2))]
+
+
 FLAGS = {
     "reproduce arxiv": "needs --recipe, for example recipes/arxiv-small.yaml",
     "reproduce arxiv --recipe nowhere.yaml": "nowhere.yaml: no such recipe",

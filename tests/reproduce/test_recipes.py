@@ -32,14 +32,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "sweep": (RECIPE | {"sweep": 3}, "sweep: a mapping is needed"),
     "sweep's key": (changed("sweep", "gamma", to=[1]), "sweep: unknown key 'gamma'; choose among method"),
     "sweep's gammas": (changed("sweep", "gammas"), "sweep: 'gammas' is missing"),
-    "sweep's method": (
-        changed("sweep", "method", to="gtl-local"),
-        "the sweep needs gtl-local at 0.1, which is not fitted at share 0.25",
-    ),
-    "sweep's fraction": (
-        changed("sweep", "fraction", to=0.5),
-        "the sweep needs gtl-paper at 0.5, which is not fitted at share 0.25",
-    ),
+    "sweep's method": (changed("sweep", "method", to="gtl"), "unknown method 'gtl'; choose among vanilla"),
+    "sweep's fraction": (changed("sweep", "fraction", to=2), "fraction 2 must be above 0 and at most 1"),
     "no worlds": (changed("worlds"), "'worlds' is missing"),
     "no world": (RECIPE | {"worlds": []}, "worlds"),
     "worlds": (RECIPE | {"worlds": 5}, "worlds"),

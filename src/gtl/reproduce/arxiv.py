@@ -134,31 +134,48 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
         )
     rows = meta.splits["train"].segments
     sizes = dict.fromkeys(number(fraction, rows) for fraction in world.fractions)  # small ones may be the same
+    sweep = recipe.sweep
+    wanted = {} if sweep is None else dict.fromkeys((number(sweep.fraction, rows), s) for s in sweep.subsets or ())
     for subset, n, group in product(recipe.subsets, sizes, world.groups):
-        cell = places.cell(n, subset)
-        fitted = places.out / "adapt" / f"{cell}-{group[0]}"
-        sides = ("--target", str(places.data / "target"), "--source", str(places.data / "source"))
-        chosen = ("--method", *group, "--rows", str(n), "--seed", str(subset))
-        command = ("adapt", "--denoiser", source, *sides, *chosen, *words(recipe.adapt))
-        about = {"share": world.share, "n": n, "subset": subset}
-        yield Piece("adapt", fitted, command, (places.data, places.model), about)
+        fit = fitted(recipe, places, n, subset, group)
+        yield fit
         for method in group:
-            folder = str(fitted / method if len(group) > 1 else fitted)
-            model = ("--denoiser", folder) if is_model(method) else ("--denoiser", source, "--ratio", folder)
-            name, here = f"{cell}-{method}", about | {"method": method, "fitted": fitted / "target.npy"}
-            needs = (places.model, fitted)
-            yield likelihood(recipe, places, name, model, needs, here)
-            yield from drawn(recipe, places, name, model, needs, here, {})
-            sweep = recipe.sweep
-            if sweep is None or method != sweep.method or n != number(sweep.fraction, rows):
-                continue
-            if subset in (sweep.subsets or ()):
-                yield from swept(recipe, sweep, places, name, model, needs, here)
+            one = (recipe, places, *opened(places, fit, method))
+            yield likelihood(*one)
+            yield from drawn(*one, {})
+            if sweep is not None and method == sweep.method and (n, subset) in wanted:
+                del wanted[n, subset]
+                yield from swept(sweep, *one)
+    for n, subset in wanted:  # where no world asks for it
+        assert sweep is not None
+        fit = fitted(recipe, places, n, subset, [sweep.method])
+        yield fit
+        yield from swept(sweep, recipe, places, *opened(places, fit, sweep.method))
+
+
+def fitted(recipe: Recipe, places: Places, n: int, subset: int, group: list[str]) -> Piece:
+    """What one command adapts."""
+    folder = places.out / "adapt" / f"{places.cell(n, subset)}-{group[0]}"
+    sides = ("--target", str(places.data / "target"), "--source", str(places.data / "source"))
+    chosen = ("--method", *group, "--rows", str(n), "--seed", str(subset))
+    command = ("adapt", "--denoiser", str(places.model), *sides, *chosen, *words(recipe.adapt))
+    about = {"share": places.share, "n": n, "subset": subset, "methods": group}
+    return Piece("adapt", folder, command, (places.data, places.model), about)
+
+
+def opened(places: Places, fit: Piece, method: str) -> tuple[str, tuple[str, ...], tuple[Path, ...], Flags]:
+    """What one of the methods of a fit is called, how it is opened, what it needs and what its rows say."""
+    about, source = dict(fit.about), str(places.model)
+    folder = str(fit.folder / method if len(about.pop("methods")) > 1 else fit.folder)
+    model = ("--denoiser", folder) if is_model(method) else ("--denoiser", source, "--ratio", folder)
+    name = f"{places.cell(about['n'], about['subset'])}-{method}"
+    about |= {"method": method, "fitted": fit.folder / "target.npy"}
+    return name, model, (places.model, fit.folder), about
 
 
 def swept(
-    recipe: Recipe,
     sweep: Sweep,
+    recipe: Recipe,
     places: Places,
     name: str,
     model: tuple[str, ...],

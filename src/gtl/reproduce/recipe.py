@@ -59,7 +59,10 @@ class World:
 
 @dataclass
 class Sweep:
-    """One ratio at many strengths and numbers of candidates, in every world."""
+    """One ratio at many strengths and numbers of candidates, in every world.
+
+    Where it is none of a world's methods, it is fitted for the sweep alone.
+    """
 
     method: str
     fraction: float
@@ -73,6 +76,10 @@ class Sweep:
     """Numbers of candidates for which the target mass outside them is measured; by default those of n_ratio."""
 
     def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"unknown method {self.method!r}; choose among {', '.join(METHODS)}")
+        if isinstance(self.fraction, bool) or not isinstance(self.fraction, int | float) or not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction {self.fraction} must be above 0 and at most 1")
         check_list(self.gammas, "gammas", (int, float))
         check_list(self.n_ratio, "n_ratio", int)
         check_list(self.draws, "draws", int)
@@ -140,10 +147,6 @@ class Recipe:
         check_list(self.sweep.subsets, "the sweep's subsets", int)
         if not {*self.sweep.subsets} <= {*self.subsets}:
             raise ValueError(f"the sweep's subsets {self.sweep.subsets} are not among the recipe's, {self.subsets}")
-        for world in self.worlds:
-            if self.sweep.method not in world.names or self.sweep.fraction not in world.fractions:
-                wanted = f"{self.sweep.method} at {self.sweep.fraction}"
-                raise ValueError(f"the sweep needs {wanted}, which is not fitted at share {world.share:g}")
 
 
 def read_recipe(path: Path) -> Recipe:
