@@ -107,6 +107,17 @@ def test_the_better_rate_is_kept(method: str):
     assert values[0] < 0.7 * values[1]
 
 
+@pytest.mark.parametrize("method", ["finetuned", "lora", "sparse", "gtl-local"])
+def test_a_rate_that_diverges_is_passed_over(method: str):
+    """Wherever it stands in the list; where all do, that is said."""
+    for rates in ([1.0, 1e30], [1e30, 1.0]):
+        made = far(rates=rates)
+        made.adapted(method)
+        assert made.shared[method][0].rate == 1.0
+    with pytest.raises(ValueError, match=r"lower the learning rate|not finite"):
+        far(rates=[1e30, 2e30]).adapted(method)
+
+
 def test_one_rate_is_the_rate_times_it():
     plain = far(lora_learning_rate=4e-3).adapted("lora")
     other = far(lora_learning_rate=2e-3, rates=[2.0]).adapted("lora")

@@ -29,7 +29,7 @@ from gtl.ratio.knn import SETTINGS
 from gtl.score import ScoreDenoiser
 from gtl.train.denoiser import DenoiserObjective
 from gtl.train.likelihood import Judged
-from gtl.train.loop import Fit, FitSettings, fit
+from gtl.train.loop import Diverged, Fit, FitSettings, fit
 from gtl.train.objective import Objective
 from gtl.train.score import ScoreObjective
 
@@ -224,10 +224,15 @@ class Problem:
         if name not in self.shared:
             parts, rates = self.parts(), self.training.rates
             steps = self.training.budget // (len(parts) * len(rates) + 1)
-            attempts = []
+            attempts, diverged = [], Diverged()
             for rate in rates:
                 called = name if len(rates) == 1 else f"{name}, rate {rate:g}"
-                attempts.append(replace(self, rate=rate).attempt(called, recipe, parts, steps))
+                try:
+                    attempts.append(replace(self, rate=rate).attempt(called, recipe, parts, steps))
+                except Diverged as error:  # another rate may do
+                    diverged = error
+            if not attempts:
+                raise diverged
             attempt = min(attempts, key=lambda each: each.score)
             attempt.others = [fit for each in attempts if each is not attempt for fit in each.fits()]
             self.shared[name] = attempt, self.finish(name, recipe, self.target, attempt)

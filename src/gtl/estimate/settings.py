@@ -45,7 +45,7 @@ class Training:
     """Steps that the learning rate rises."""
     rates: list[float] = field(default_factory=lambda: [1.0])
     """What each method's learning rate is multiplied by: every one is tried, and the one with the likeliest held-out
-    rows is kept. They share the budget."""
+    rows is kept; one that diverges is not. They share the budget."""
     finetuned_learning_rate: float | None = None
     """Fine-tuning's own; `learning_rate` by default."""
     finetuned_warmup: int = 20

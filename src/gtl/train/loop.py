@@ -31,12 +31,16 @@ from gtl.speed import compiled
 from gtl.train.checkpoint import atomic
 from gtl.train.objective import Objective
 
-__all__ = ["Fit", "FitSettings", "fit"]
+__all__ = ["Diverged", "Fit", "FitSettings", "fit"]
 
 RESIDENT = 2**28
 """Tokens of a dataset that are kept on the device; a larger one stays on the host."""
 EVALUATED = 2**16
 """Tokens at least in one batch of an evaluation."""
+
+
+class Diverged(ValueError):
+    """A fit whose numbers are no longer finite."""
 
 
 @dataclass
@@ -313,20 +317,16 @@ def fit(
                 state.follow(settings.ema)
                 whole = not due
             if due and not bool(loss.isfinite()):
-                raise ValueError(
-                    f"the loss became {float(loss.detach())} at step {state.step}: lower the learning rate"
-                )
+                raise Diverged(f"the loss became {float(loss.detach())} at step {state.step}: lower the learning rate")
             if due:
                 lately, passed, since, looked = int(skipped) - passed, int(skipped), state.step - looked, state.step
                 if 2 * lately > since:
-                    raise ValueError(
-                        f"the gradient was not finite in {lately} of the last {since} steps, up to {looked}"
-                    )
+                    raise Diverged(f"the gradient was not finite in {lately} of the last {since} steps, up to {looked}")
             if held_out is not None and due:
                 state.curve[state.step] = evaluate(model, objective, held_out, state, settings)
                 value = min(state.curve[state.step])
                 if not math.isfinite(value):
-                    raise ValueError(f"the held-out loss became {value} at step {state.step}: lower the learning rate")
+                    raise Diverged(f"the held-out loss became {value} at step {state.step}: lower the learning rate")
                 state.stale = 0 if value < state.best_loss else state.stale + 1
                 if value < state.best_loss:
                     state.best_loss, state.best_step = value, state.step
