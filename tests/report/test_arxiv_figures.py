@@ -48,7 +48,8 @@ def sweep_rows(share: str = "0", metrics: tuple[str, ...] = ("domain", "mauve"))
         for metric in metrics
     ]
     rows += [row(f"n_ratio={size}", 1 / size, None, metric="outside") for size in (64, 4, 1024)]
-    return [Row(**{**vars(r), "experiment": f"arxiv-sweep-r{share}"}) for r in rows]
+    names = {True: f"arxiv-outside-r{share}", False: f"arxiv-sweep-gtl-paper-r{share}"}
+    return [Row(**{**vars(r), "experiment": names[r.metric == "outside"]}) for r in rows]
 
 
 def lines(ax) -> dict[str, ErrorbarContainer]:
@@ -126,7 +127,7 @@ def test_a_summary_has_everything_of_a_method_in_one_line():
 
 def test_labels_that_would_touch():
     rows = [row(f"n_ratio={size}", 1 / size, None, metric="outside") for size in (8, 32, 128, 256, 512, 2048)]
-    rows = [Row(**{**vars(r), "experiment": "arxiv-sweep-r0"}) for r in rows]
+    rows = [Row(**{**vars(r), "experiment": "arxiv-outside-r0"}) for r in rows]
     (ax,) = sweep_figure(rows, ["outside"]).axes
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["8", "32", "128", "", "512", "2048"]
     assert [*ax.get_xticks()] == [8, 32, 128, 256, 512, 2048]
@@ -197,7 +198,7 @@ def test_the_sweep():
     rows = sweep_rows("0.25") + sweep_rows("0") + sweep_rows("0.05")
     figure = sweep_figure(rows, ["domain", "mauve", "outside"])
     axes = np.array(figure.axes).reshape(3, 3)
-    assert [ax.get_title() for ax in axes[0]] == ["r = 0", "r = 0.05", "r = 0.25"]
+    assert [ax.get_title() for ax in axes[0]] == ["r = 0, n = 50", "r = 0.05, n = 50", "r = 0.25, n = 50"]
     assert [ax.get_ylabel().split("\n")[1] for ax in axes[:, 0]] == [
         "(lower is better)", "(higher is better)", "(lower is better)",
     ]  # fmt: skip
@@ -228,8 +229,10 @@ def test_rows_that_are_no_part_of_the_sweep():
         "n_ratio=64",
         "gamma=1,n_ratio=4,",
     ):
-        bad += [row(method, 9.0, name="arxiv-sweep-r0.05", metric=metric) for metric in ("mauve", "domain")]
-    bad += [row(m, 9.0, name="arxiv-sweep-r0.05", metric="outside") for m in ("n_ratio=all", "gamma=1,n_ratio=4")]
+        bad += [row(method, 9.0, name="arxiv-sweep-gtl-paper-r0.05", metric=metric) for metric in ("mauve", "domain")]
+    bad += [row(m, 9.0, name="arxiv-outside-r0.05", metric="outside") for m in ("n_ratio=all", "gamma=1,n_ratio=4")]
+    bad += [row("n_ratio=4", 9.0, name="arxiv-sweep-gtl-paper-r0.05", metric="outside")]
+    bad += [row("gamma=1,n_ratio=4", 9.0, name="arxiv-outside-r0.05")]
     panels = ["mauve", "domain", "outside"]
     for with_bad, ax in zip(sweep_figure(bad + good, panels).axes, sweep_figure(good, panels).axes, strict=True):
         assert list(lines(with_bad)) == list(lines(ax))
@@ -249,6 +252,18 @@ def test_a_sweep_with_holes():
     alone = sweep_figure(rows, ["outside"])
     assert not alone.legends
     assert [len(ax.containers) for ax in alone.axes] == [1, 1]
+
+
+def test_a_sweep_at_several_numbers_of_sequences():
+    """A column each, rising; one line needs no legend."""
+    rows = [
+        row(f"gamma={gamma},n_ratio=all", gamma * n, n, name="arxiv-sweep-a-r0") for n in (50, 9) for gamma in (1, 2)
+    ]
+    figure = sweep_figure(rows, ["mauve"])
+    assert [ax.get_title() for ax in figure.axes] == ["r = 0, n = 9", "r = 0, n = 50"]
+    for ax, n in zip(figure.axes, (9, 50), strict=True):
+        np.testing.assert_allclose(points(lines(ax)["all"])[1], [n, 2 * n])
+    assert not figure.legends
 
 
 def test_files(tmp_path: Path):

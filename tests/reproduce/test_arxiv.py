@@ -24,7 +24,8 @@ from judges import save_encoder
 from texts import WORDS, documents, lines_of, write, write_vocabulary
 from typed import contents, gtl
 
-FIGURES = {"results.json", "results.md", "summary.md", "samples.md", "fractions.png", "sweep.png"}
+PICTURES = ("fractions.png", "sweep-gtl-paper.png", "sweep-gtl-local.png")
+FIGURES = {"results.json", "results.md", "summary.md", "samples.md", *PICTURES}
 SOURCE = [{"share": 0}]
 """A world in which nothing is adapted."""
 RUN = "reproduce arxiv --recipe toy.yaml --out out"
@@ -147,7 +148,7 @@ def numbers(out: Path) -> dict[float, dict[float, int]]:
 
 def test_every_piece_is_there(whole: Path):
     assert {path.name for path in whole.iterdir() if path.is_file()} == FIGURES
-    stages = {"adapt": 5, "likelihood": 11, "samples": 13, "measure": 13, "judge": 14}
+    stages = {"adapt": 5, "likelihood": 13, "samples": 15, "measure": 15, "judge": 16}
     folders = [whole / name for name in ("data", "mixed-0.25", "source", "source-r0.25", "planner", "diagnose")]
     for stage, count in stages.items():
         inside = [path for path in (whole / stage).iterdir() if path.is_dir()]
@@ -161,7 +162,7 @@ def test_every_piece_is_there(whole: Path):
 
 
 def test_figures_and_samples_can_be_read(whole: Path):
-    for name in ("fractions.png", "sweep.png", "diagnose/diagnosis.png", "planner/planner.png"):
+    for name in (*PICTURES, "diagnose/diagnosis.png", "planner/planner.png"):
         image = imread(whole / name)
         assert min(image.shape[:2]) > 200
         assert image.std() > 0.01
@@ -173,7 +174,8 @@ def test_figures_and_samples_can_be_read(whole: Path):
     assert len(re.findall(r"^10\. ", page, re.MULTILINE)) == len(titles)
     table = (whole / "results.md").read_text()
     assert re.findall(r"^# (.*)$", table, re.MULTILINE) == [
-        "arxiv", "arxiv-r0.25", "arxiv-sweep-r0", "arxiv-sweep-r0.25"
+        "arxiv", "arxiv-outside-r0", "arxiv-outside-r0.25", "arxiv-r0.25",
+        "arxiv-sweep-gtl-local-r0", "arxiv-sweep-gtl-paper-r0", "arxiv-sweep-gtl-paper-r0.25",
     ]  # fmt: skip
     assert table.index("## mauve") < table.index("## nll") < table.index("## domain")
 
@@ -191,18 +193,21 @@ def test_what_the_rows_are_called(whole: Path):
     assert sum(map(len, places.values())) == len(rows), "a measurement stands there twice"
     fitted, drawn, plain, real, outside = set(), set(), set(), set(), set()
     for world, name in zip(RECIPE["worlds"], ("arxiv", "arxiv-r0.25"), strict=True):
-        n, sweep = numbers(whole)[world["share"]], f"arxiv-sweep-r{world['share']:g}"
+        n, end = numbers(whole)[world["share"]], f"r{world['share']:g}"
         fitted |= {(name, method, each, 2) for method in World(**world).names for each in n.values()}
         drawn |= {(name, method, each, 20) for method in World(**world).names for each in n.values()}
-        drawn |= {(sweep, f"gamma={gamma},n_ratio=2", n[0.1], 23) for gamma in (0, 2)}
+        drawn |= {(f"arxiv-sweep-gtl-paper-{end}", f"gamma={gamma},n_ratio=2", n[0.1], 23) for gamma in (0, 2)}
         plain |= {(name, "source", None, 0)}
         real |= {(name, "real", None, 0)}
-        outside |= {(sweep, f"n_ratio={k}", None, 0) for k in (2, 8)}
+        outside |= {(f"arxiv-outside-{end}", f"n_ratio={k}", None, 0) for k in (2, 8)}
+    setting = "arxiv-sweep-gtl-local-r0", "gamma=1.5,n_ratio=all"
+    swept = {(*setting, n) for n in numbers(whole)[0].values()}
+    drawn |= {(*one, 20) for one in swept}
     assert places["outside"] == outside
     for metric in FITTED:
         assert places[metric] == fitted, metric
     for metric in MODEL:
-        assert places[metric] == fitted | plain, metric
+        assert places[metric] == fitted | plain | {(*one, 2) for one in swept}, metric
     for metric in TEXT:
         level = {("arxiv", "real", None, 0)} if "mauve" in metric else real
         assert places[metric] == drawn | plain | level, metric
@@ -235,19 +240,23 @@ def test_rows_are_what_the_pieces_measured(whole: Path):
         return measured(whole / name, method, metric)
 
     assert rows["arxiv", "gtl-paper", n, 20, "mauve"] == at(f"judge/{cell}-gtl-paper-d0")
-    assert rows["arxiv-sweep-r0", "gamma=2,n_ratio=2", n, 23, "mauve"] == at(f"judge/{cell}-gtl-paper-g2-k2-d3")
+    assert rows["arxiv-sweep-gtl-paper-r0", "gamma=2,n_ratio=2", n, 23, "mauve"] == at(
+        f"judge/{cell}-gtl-paper-g2-k2-d3"
+    )
     assert rows["arxiv", "real", None, 0, "mauve"] == at("judge/real")
     assert rows["arxiv-r0.25", "source", None, 0, "mauve"] == at("judge/r0.25-source-d0")
     swept = f"measure/r0.25-n{few}-s2-gtl-paper-g0-k2-d3"
-    where = "arxiv-sweep-r0.25", "gamma=0,n_ratio=2", few, 23, "domain"
+    where = "arxiv-sweep-gtl-paper-r0.25", "gamma=0,n_ratio=2", few, 23, "domain"
     assert rows[where] == at(swept, metric="domain_score")
     real = at("measure/r0-source-d0", "held_out", "distinct_1")
     assert rows["arxiv", "real", None, 0, "distinct_1"] == real != at("measure/r0-source-d0", metric="distinct_1")
     model, guided = f"likelihood/{cell}-finetuned", f"likelihood/{cell}-gtl-local"
     assert rows["arxiv", "finetuned", n, 2, "nll"] == at(model, "source", "nll")
     assert rows["arxiv", "gtl-local", n, 2, "nll"] == at(guided, "guided", "nll") != at(guided, "source", "nll")
+    stronger = rows["arxiv-sweep-gtl-local-r0", "gamma=1.5,n_ratio=all", n, 2, "nll"]
+    assert stronger == at(f"{guided}-g1.5", "guided", "nll") != at(guided, "guided", "nll")
     assert rows["arxiv", "source", None, 0, "nll"] == at("likelihood/r0-source", "source", "nll")
-    outside = [rows["arxiv-sweep-r0.25", f"n_ratio={k}", None, 0, "outside"] for k in (2, 8)]
+    outside = [rows["arxiv-outside-r0.25", f"n_ratio={k}", None, 0, "outside"] for k in (2, 8)]
     assert outside == [at("likelihood/r0.25-outside", "source", f"outside@{k}") for k in (2, 8)]
     assert 1 > outside[0] > outside[1] > 0
     assert rows["arxiv", "gtl-local", n, 2, "gamma"] == at(f"adapt/{cell}-finetuned", "gtl-local", "gamma")
@@ -302,7 +311,7 @@ def test_a_second_run_performs_nothing(again: Path, performed: list[str], capsys
     assert {path.name for path, when in before.items() if path.stat().st_mtime_ns != when} == FIGURES
     assert contents(again) == was
     assert capsys.readouterr().out.split() == [f"out/{name}" for name in
-        ("results.json", "results.md", "summary.md", "samples.md", "fractions.png", "sweep.png")]  # fmt: skip
+        ("results.json", "results.md", "summary.md", "samples.md", *PICTURES)]  # fmt: skip
 
 
 def test_pieces_that_are_gone_are_made_again(again: Path, performed: list[str], capsys: pytest.CaptureFixture[str]):
@@ -370,7 +379,7 @@ def test_what_was_made_from_another_source_is_not_taken_over(again: Path, whole:
 
 
 def test_real_text_follows_the_number_of_samples(again: Path):
-    write_recipe(sample={"count": 101}, worlds=SOURCE, sweep=None)
+    write_recipe(sample={"count": 101}, worlds=SOURCE, sweeps=[])
     for name in ("samples", "measure", "judge"):
         shutil.rmtree(again / name)
     gtl(f"{RUN} --stages sample judge")
@@ -380,7 +389,7 @@ def test_real_text_follows_the_number_of_samples(again: Path):
 
 def test_real_text_is_judged_as_samples_are(again: Path):
     """As many sequences, although only samples were to be removed."""
-    write_recipe(sample={"count": 101}, worlds=SOURCE, sweep=None)
+    write_recipe(sample={"count": 101}, worlds=SOURCE, sweeps=[])
     shutil.rmtree(again / "samples")
     shutil.rmtree(again / "measure")
     for folder in (again / "judge").iterdir():
@@ -395,7 +404,7 @@ def test_real_text_follows_the_data(again: Path):
     """Prepared anew, after all that was made from it is gone."""
     for folder in [path for path in again.iterdir() if path.is_dir() and path.name != "real"]:
         shutil.rmtree(folder)
-    write_recipe(prepare=RECIPE["prepare"] | {"seed": 7}, worlds=SOURCE, sweep=None, planner=None)
+    write_recipe(prepare=RECIPE["prepare"] | {"seed": 7}, worlds=SOURCE, sweeps=[], planner=None)
     gtl(f"{RUN} --stages prepare train sample judge")
     assert (np.load(again / "real" / "samples.npy") == np.load(again / "data" / "target" / "train.npy")[:100]).all()
 
@@ -408,7 +417,7 @@ def test_stages_and_worlds_can_be_chosen(
 ):
     """One after the other; each says which earlier one is missing."""
     few = [{"share": share, "fractions": [0.1], "methods": ["finetuned"]} for share in (0, 0.25)]
-    write_recipe(worlds=few, sweep=None)
+    write_recipe(worlds=few, sweeps=[])
     gtl(f"{RUN} --stages prepare")
     assert performed == ["data", "mixed-0.25"]
     missing = "needs out/source, which is not there yet: run its stage first"
@@ -428,7 +437,7 @@ def test_stages_and_worlds_can_be_chosen(
     assert {row.metric for row in rows} == MODEL | FITTED
     assert {row.experiment for row in rows} == {"arxiv"}
     assert (bare / "fractions.png").is_file()
-    assert not (bare / "sweep.png").exists()
+    assert not [*bare.glob("sweep*.png")]
 
 
 @pytest.mark.parametrize("stage", ["train", "judge", "figures"])
@@ -467,7 +476,7 @@ def test_what_fails_leaves_the_rest_alone(again: Path, performed: list[str], cap
 
 def test_a_failure_before_anything_is_measured(bare: Path, capsys: pytest.CaptureFixture[str]):
     source = changed("source", "fit", "learning_rate", to=-1)["source"]
-    write_recipe(source=source, worlds=SOURCE, sweep=None, planner=None)
+    write_recipe(source=source, worlds=SOURCE, sweeps=[], planner=None)
     with pytest.raises(SystemExit):
         gtl(f"{RUN} --stages prepare train figures")
     assert "out/source failed (gtl: learning_rate=-1" in capsys.readouterr().err.splitlines()[-1]
@@ -476,7 +485,7 @@ def test_a_failure_before_anything_is_measured(bare: Path, capsys: pytest.Captur
 def test_domains_by_other_names(bare: Path, capsys: pytest.CaptureFixture[str]):
     """Either they are refused, or it is said how they must be called."""
     domains = ["cs=categories:cs,math", "physics=categories:hep,astro"]
-    write_recipe(prepare=RECIPE["prepare"] | {"domain": domains}, worlds=SOURCE, sweep=None)
+    write_recipe(prepare=RECIPE["prepare"] | {"domain": domains}, worlds=SOURCE, sweeps=[])
     with pytest.raises(SystemExit):
         gtl(f"{RUN} --stages prepare train")
     line = capsys.readouterr().err.splitlines()[-1]
@@ -507,7 +516,7 @@ def test_a_time_limit_before_anything_is_measured(bare: Path, capsys: pytest.Cap
 
 def test_metrics_can_be_named(again: Path):
     """Also those of the source, which was fitted on nothing: what it copies is looked for in all of the target."""
-    write_recipe(measure={"metrics": ["diversity", "memorisation"]}, worlds=SOURCE, sweep=None)
+    write_recipe(measure={"metrics": ["diversity", "memorisation"]}, worlds=SOURCE, sweeps=[])
     shutil.rmtree(again / "measure")
     gtl(f"{RUN} --stages measure")
     (folder,) = (again / "measure").iterdir()
@@ -517,7 +526,7 @@ def test_metrics_can_be_named(again: Path):
 
 
 def test_draws_need_not_begin_with_zero(again: Path):
-    write_recipe(draws=[3], worlds=SOURCE, sweep=None)
+    write_recipe(draws=[3], worlds=SOURCE, sweeps=[])
     gtl(f"{RUN} --stages sample measure judge figures")
     rows = {(row.method, row.seed) for row in read_rows(again / "results.json") if row.metric == "distinct_4"}
     assert ("source", 3) in rows
@@ -534,7 +543,7 @@ def test_draws_need_not_begin_with_zero(again: Path):
         ("prepare: [a\nsource", "gtl: toy.yaml: not YAML (while parsing"),
         ("a: 1\n\tb: 2", "gtl: toy.yaml: not YAML"),
         ("", "gtl: toy.yaml: a mapping is needed"),
-        (yaml.safe_dump(RECIPE | {"sweeps": {}}), "gtl: toy.yaml: the recipe: unknown key 'sweeps'"),
+        (yaml.safe_dump(RECIPE | {"sweep": {}}), "gtl: toy.yaml: the recipe: unknown key 'sweep'"),
     ],
 )
 def test_a_bad_recipe_is_one_line(bare: Path, refused: Callable[..., str], text: str, part: str):
@@ -547,13 +556,13 @@ def test_a_bad_recipe_is_one_line(bare: Path, refused: Callable[..., str], text:
 def test_two_fractions_of_one_number(again: Path):
     """2 sequences at least: the same cell, which is fitted once."""
     worlds = [{"share": 0, "fractions": [0.001, 0.002], "methods": ["finetuned"]}]
-    write_recipe(worlds=worlds, sweep=None)
+    write_recipe(worlds=worlds, sweeps=[])
     gtl(f"{RUN} --stages adapt")
 
 
 def test_a_sweep_at_one_of_two_fractions_of_one_number(again: Path, performed: list[str]):
     worlds = [{"share": 0, "fractions": [0.001, 0.002], "methods": ["gtl-paper"]}]
-    write_recipe(worlds=worlds, sweep=RECIPE["sweep"] | {"fraction": 0.002})
+    write_recipe(worlds=worlds, sweeps=[RECIPE["sweeps"][0] | {"fractions": [0.002]}])
     gtl(f"{RUN} --stages adapt sample")
     assert "samples/r0-n2-s2-gtl-paper-g2-k2-d3" in performed
 
@@ -561,7 +570,7 @@ def test_a_sweep_at_one_of_two_fractions_of_one_number(again: Path, performed: l
 def test_a_sweep_of_a_method_that_no_world_asks_for(again: Path, performed: list[str]):
     """Is fitted for the sweep, and for nothing else."""
     worlds = [{"share": 0, "fractions": [0.002], "methods": ["finetuned"]}]
-    write_recipe(worlds=worlds, sweep=RECIPE["sweep"] | {"fraction": 0.003})
+    write_recipe(worlds=worlds, sweeps=[RECIPE["sweeps"][0] | {"fractions": [0.003]}])
     gtl(f"{RUN} --stages adapt likelihood sample")
     swept = [name for name in performed if "gtl-paper" in name]
     cell = "r0-n2-s2-gtl-paper"

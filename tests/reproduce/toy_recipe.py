@@ -30,10 +30,13 @@ RECIPE: dict[str, Any] = {
     "likelihood": {"draws": 1},
     "measure": {},
     "judge": {"featurizer": "reader", "kmeans_seeds": 1, "words": 4},
-    "sweep": {
-        "method": "gtl-paper", "fraction": 0.1, "gammas": [0, 2], "n_ratio": [2], "outside": [2, 8],
-        "subsets": [2], "draws": [3],
-    },
+    "sweeps": [
+        {
+            "method": "gtl-paper", "fractions": [0.1], "gammas": [0, 2], "n_ratio": [2], "outside": [2, 8],
+            "subsets": [2], "draws": [3],
+        },
+        {"method": "gtl-local", "fractions": [0.5, 0.1], "gammas": [1.5], "shares": [0], "likelihood": True},
+    ],
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Figures and samples of the arXiv experiments, from rows.
 
     by_fraction   what each method makes of n target sequences, one panel a metric
-    sweep         the behaviour of gamma and n_ratio, one column a share r of the target in the source
+    sweep         the behaviour of gamma and n_ratio, one column a share r of the target in the source and an n
     summary       all that was measured of each method at one n, side by side
     samples_page  the first texts of each run
 
@@ -81,7 +81,7 @@ METHODS = ("vanilla", "finetuned", "lora", "gtl-local", "gtl-paper", "gtl-sparse
 """Methods that look the same in every figure, in the order of LOOKS; others take what is left."""
 FLAT: tuple[Dashes, ...] = ((0, (8, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)))
 """Dashes of what has no n."""
-EXPERIMENT = re.compile(r"arxiv-sweep-r(\d+(?:\.\d+)?)")
+EXPERIMENT = re.compile(r"arxiv-(sweep-.+|outside)-r(\d+(?:\.\d+)?)")
 SETTING = re.compile(r"(?:gamma=(\d+(?:\.\d+)?),)?n_ratio=(\d+|all)")
 
 
@@ -163,47 +163,53 @@ def fraction_figure(rows: Sequence[Row], panels: Sequence[str], titles: dict[str
 
 
 def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
-    """One column a share r, one row a panel: a line over gamma for each n_ratio; `outside` has one, over n_ratio.
+    """One column a share r and an n, one row a panel: a line over gamma for each n_ratio; `outside` has one, over
+    n_ratio, for all n.
 
-    Drawn are rows of an experiment arxiv-sweep-rSHARE and a method gamma=GAMMA,n_ratio=N, or n_ratio=N for `outside`.
+    Drawn are rows of an experiment arxiv-sweep-METHOD-rSHARE and a method gamma=GAMMA,n_ratio=N, of one METHOD, and for
+    `outside` of arxiv-outside-rSHARE and n_ratio=N.
     """
-    cells: dict[tuple[str, float, str], dict[float, list[float]]] = {}
+    cells: dict[tuple[str, float, int | None, str], dict[float, list[float]]] = {}
     for row in rows:
         if row.metric in panels and (place := place_of(row)) is not None:
             share, line, x = place
-            cells.setdefault((row.metric, share, line), {}).setdefault(x, []).append(row.value)
-    check(panels, {metric for metric, _, _ in cells})
-    shares = sorted({share for _, share, _ in cells})
-    lines = sorted({line for _, _, line in cells if line}, key=lambda line: (line == "all", len(line), line))
+            cells.setdefault((row.metric, share, row.n, line), {}).setdefault(x, []).append(row.value)
+    check(panels, {metric for metric, *_ in cells})
+    found = {(share, n) for _, share, n, _ in cells}
+    known = {share for share, n in found if n is not None}
+    columns = sorted((share, n or 0) for share, n in found if n is not None or share not in known)
+    lines = sorted({line for *_, line in cells if line}, key=lambda line: (line == "all", len(line), line))
     shades = colormaps["viridis"](np.linspace(0.8, 0.0, len(lines)))
     looks = [Look(to_hex(shade), LOOKS[index % len(LOOKS)].marker, "-") for index, shade in enumerate(shades)]
-    figure, axes = grid(len(panels), len(shares), 2.4, 1.9, shared=True)
+    figure, axes = grid(len(panels), len(columns), 2.4, 1.9, shared=True)
     for (at, column), ax in np.ndenumerate(axes):
-        metric, share = panels[at], shares[column]
+        metric, (share, n) = panels[at], columns[column]
         for index, line in enumerate(lines):
-            points = dict(sorted(cells.get((metric, share, line), {}).items()))
+            points = dict(sorted(cells.get((metric, share, n, line), {}).items()))
             curve(ax, dodged([*points], index, len(lines)), [*points.values()], looks[index], line)
         if metric == "outside":
-            points = dict(sorted(cells.get((metric, share, ""), {}).items()))
+            points = dict(sorted(cells.get((metric, share, None, ""), {}).items()))
             curve(ax, [*points], [*points.values()], Look("#222222", "o", "-"), "")
-            log_ticks(ax, [*points], [f"{n:.0f}" for n in points])
+            log_ticks(ax, [*points], [f"{count:.0f}" for count in points])
         ax.set_xlabel("n_ratio" if metric == "outside" else "guidance strength gamma", fontsize=MEDIUM)
-        ax.set_title(f"r = {share:g}" if at == 0 else "", fontsize=MEDIUM)
+        title = f"r = {share:g}" + (f", n = {n:,}" if n else "")
+        ax.set_title(title if at == 0 else "", fontsize=MEDIUM)
         if column == 0:
             ax.set_ylabel(f"{NAMES.get(metric, metric)}\n({BETTER[metric]} is better)", fontsize=MEDIUM)
-    legend(figure, axes.flat, "n_ratio")
+    if lines != ["all"]:
+        legend(figure, axes.flat, "n_ratio")
     return figure
 
 
 def place_of(row: Row) -> tuple[float, str, float] | None:
-    """Where a row of the sweep belongs: the share r, the line (its n_ratio; none for `outside`), and x."""
+    """Where a row of a sweep belongs: the share r, the line (its n_ratio; none for `outside`), and x."""
     experiment, method = EXPERIMENT.fullmatch(row.experiment), SETTING.fullmatch(row.method)
-    if experiment is None or method is None:
+    if experiment is None or method is None or (experiment[1] == "outside") != (row.metric == "outside"):
         return None
-    share, (gamma, n_ratio) = float(experiment[1]), method.groups()
+    share, (gamma, n_ratio) = float(experiment[2]), method.groups()
     if row.metric == "outside":
         return None if gamma is not None or n_ratio == "all" else (share, "", float(n_ratio))
-    return None if gamma is None else (share, n_ratio, float(gamma))
+    return None if gamma is None or row.n is None else (share, n_ratio, float(gamma))
 
 
 def check(panels: Sequence[str], there: set[str]) -> None:

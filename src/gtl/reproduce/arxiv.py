@@ -8,13 +8,13 @@
     sample      samples/rR-nN-sS-METHOD-dD     drawn by the seed D
     measure     measure/...                    diversity, memorisation, domain
     judge       judge/...                      MAUVE, which needs a pretrained network
-    figures     results.json, results.md, summary.md, fractions.png, sweep.png, samples.md
+    figures     results.json, results.md, summary.md, fractions.png, sweep-METHOD.png, samples.md
 
 A row of a sample has the seed 10 S + D; one of a likelihood has S.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,10 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
     about: dict[str, Any] = {"share": world.share, "method": "source", "n": None, "subset": 0}
     source = str(places.model)
     yield likelihood(recipe, places, f"r{places.share:g}-source", ("--denoiser", source), (places.model,), about)
-    if recipe.sweep is not None:
-        yield outside(recipe.sweep, recipe, places, about)
-    yield from drawn(recipe, places, "source", ("--denoiser", source), (places.model,), about, {})
+    sweeps = [sweep for sweep in recipe.sweeps if world.share in (sweep.shares or ())]
+    if counts := sorted({count for sweep in sweeps for count in sweep.outside}):
+        yield outside(counts, recipe, places, about)
+    yield from drawn(recipe, places, "source", ("--denoiser", source), (places.model,), about, recipe.draws)
     if not world.share:
         real = ("--samples", str(places.out / "real" / "samples.npy"))
         yield judged(
@@ -134,23 +135,24 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
         )
     rows = meta.splits["train"].segments
     sizes = dict.fromkeys(number(fraction, rows) for fraction in world.fractions)  # small ones may be the same
-    sweep = recipe.sweep
-    wanted = {} if sweep is None else dict.fromkeys((number(sweep.fraction, rows), s) for s in sweep.subsets or ())
+    wanted = {
+        (sweep.method, number(fraction, rows), subset): sweep
+        for sweep in sweeps
+        for subset, fraction in product(sweep.subsets or (), sweep.fractions)
+    }
     for subset, n, group in product(recipe.subsets, sizes, world.groups):
         fit = fitted(recipe, places, n, subset, group)
         yield fit
         for method in group:
             one = (recipe, places, *opened(places, fit, method))
             yield likelihood(*one)
-            yield from drawn(*one, {})
-            if sweep is not None and method == sweep.method and (n, subset) in wanted:
-                del wanted[n, subset]
+            yield from drawn(*one, recipe.draws)
+            if sweep := wanted.pop((method, n, subset), None):
                 yield from swept(sweep, *one)
-    for n, subset in wanted:  # where no world asks for it
-        assert sweep is not None
-        fit = fitted(recipe, places, n, subset, [sweep.method])
+    for (method, n, subset), sweep in wanted.items():  # what the world does not ask for
+        fit = fitted(recipe, places, n, subset, [method])
         yield fit
-        yield from swept(sweep, recipe, places, *opened(places, fit, sweep.method))
+        yield from swept(sweep, recipe, places, *opened(places, fit, method))
 
 
 def fitted(recipe: Recipe, places: Places, n: int, subset: int, group: list[str]) -> Piece:
@@ -182,29 +184,36 @@ def swept(
     needs: tuple[Path, ...],
     about: Flags,
 ) -> Iterator[Piece]:
-    """Samples at every strength and number of candidates."""
-    for gamma in sweep.gammas:
-        for n_ratio in sweep.n_ratio:
-            here = about | {"sweep": f"gamma={gamma:g},n_ratio={n_ratio}"}
-            extra = {"gamma": gamma, "n_ratio": n_ratio}
-            name_here = f"{name}-g{gamma:g}-k{n_ratio}"
-            yield from drawn(replace(recipe, draws=sweep.draws), places, name_here, model, needs, here, extra)
+    """Samples at every strength and number of candidates, and how likely held-out target is there."""
+    for gamma, n_ratio in product(sweep.gammas, sweep.n_ratio):
+        here = about | {"sweep": f"gamma={gamma:g},n_ratio={n_ratio}"}
+        extra: Flags = {"gamma": gamma} | ({} if n_ratio == "all" else {"n_ratio": n_ratio})
+        called = f"{name}-g{gamma:g}" + ("" if n_ratio == "all" else f"-k{n_ratio}")
+        if sweep.likelihood:
+            yield likelihood(recipe, places, called, model, needs, here, extra)
+        yield from drawn(recipe, places, called, model, needs, here, sweep.draws, extra)
 
 
 def likelihood(
-    recipe: Recipe, places: Places, name: str, model: tuple[str, ...], needs: tuple[Path, ...], about: Flags
+    recipe: Recipe,
+    places: Places,
+    name: str,
+    model: tuple[str, ...],
+    needs: tuple[Path, ...],
+    about: Flags,
+    extra: Flags | None = None,
 ) -> Piece:
     """Held-out target under a model."""
     flags = dict(recipe.likelihood)
     if by_candidates(about["method"]):
         flags |= {key: recipe.planned[key] for key in ("n_ratio", "places") if key in recipe.planned}
-    command = ("evaluate", "--data", str(places.data / "target"), *model, *words(flags))
+    command = ("evaluate", "--data", str(places.data / "target"), *model, *words(flags | (extra or {})))
     return Piece("likelihood", places.out / "likelihood" / name, command, (places.data, *needs), about)
 
 
-def outside(sweep: Sweep, recipe: Recipe, places: Places, about: Flags) -> Piece:
+def outside(counts: list[int], recipe: Recipe, places: Places, about: Flags) -> Piece:
     """The target mass outside the source's candidates."""
-    flags = recipe.likelihood | {"denoiser": places.model, "outside": sweep.outside or sweep.n_ratio}
+    flags = recipe.likelihood | {"denoiser": places.model, "outside": counts}
     command = ("evaluate", "--data", str(places.data / "target"), *words(flags))
     folder = places.out / "likelihood" / f"r{places.share:g}-outside"
     return Piece("likelihood", folder, command, (places.data, places.model), about | {"outside": True})
@@ -217,7 +226,8 @@ def drawn(
     model: tuple[str, ...],
     needs: tuple[Path, ...],
     about: Flags,
-    extra: Flags,
+    draws: list[int],
+    extra: Flags | None = None,
 ) -> Iterator[Piece]:
     """Samples of a model, and what is measured of them."""
     meta = read_meta(places.data / "target")
@@ -229,10 +239,10 @@ def drawn(
             flags["planner"], needs = str(places.out / "planner"), (*needs, places.out / "planner")
     if name == "source":
         name = f"r{places.share:g}-source"
-    for draw in recipe.draws:
-        folder, first = places.out / "samples" / f"{name}-d{draw}", draw == recipe.draws[0]
+    for draw in draws:
+        folder, first = places.out / "samples" / f"{name}-d{draw}", draw == draws[0]
         here = about | {"draw": draw, "first": first}
-        command = ("sample", *model, *words(flags | extra | {"seed": draw}))
+        command = ("sample", *model, *words(flags | (extra or {}) | {"seed": draw}))
         yield Piece("sample", folder, command, needs, here)
         samples = ("--samples", str(folder / "samples.npy"))
         fitted = about.get("fitted", places.data / "target")

@@ -21,6 +21,8 @@ NAMES = {"domain_score": "domain"}
 FITTED = ("gamma", "steps", "borrowed")
 """What a fit says of itself. How likely held-out rows were when it was chosen is under the method's own corruptions."""
 PANELS = ("mauve", "nll", "domain")
+SWEPT = ("arxiv-sweep", "arxiv-outside")
+"""What experiments of the sweeps begin with."""
 
 
 def measured(pieces: Iterable[Piece]) -> list[Piece]:
@@ -42,8 +44,10 @@ def renamed(piece: Piece) -> Iterator[Row]:
     """What one piece measured."""
     about = piece.about
     share, n = about["share"], about["n"]
-    main, swept = (f"arxiv-r{share:g}" if share else "arxiv"), f"arxiv-sweep-r{share:g}"
-    experiment, method = (swept, about["sweep"]) if "sweep" in about else (main, about.get("method", ""))
+    main = f"arxiv-r{share:g}" if share else "arxiv"
+    experiment, method = main, about.get("method", "")
+    if "sweep" in about:
+        experiment, method = f"arxiv-sweep-{method}-r{share:g}", about["sweep"]
     seed = 10 * about["subset"] + about["draw"] if "draw" in about else about["subset"]
     who = "guided" if "--ratio" in piece.command else "source"
     for row in read_rows(piece.folder / "results.json"):
@@ -54,7 +58,8 @@ def renamed(piece: Piece) -> Iterator[Row]:
         elif piece.stage == "likelihood":
             if metric.startswith("outside@"):
                 name = f"n_ratio={metric.partition('@')[2]}"
-                yield replace(row, experiment=swept, method=name, metric="outside", n=None, seed=seed)
+                left_out = f"arxiv-outside-r{share:g}"
+                yield replace(row, experiment=left_out, method=name, metric="outside", n=None, seed=seed)
             elif row.method == who and "outside" not in about:
                 yield replace(row, experiment=experiment, method=method, n=n, seed=seed)
         elif row.method == "samples":
@@ -74,17 +79,20 @@ def draw_figures(recipe: Recipe, out: Path, pieces: Sequence[Piece], command: st
     write_json(made[0], [asdict(row) for row in rows])
     write(made[1], markdown(rows))
     titles = TITLES | {"real": "real text"}
-    write(made[2], summary([row for row in rows if "sweep" not in row.experiment], titles))
+    write(made[2], summary([row for row in rows if not row.experiment.startswith(SWEPT)], titles))
     main = [row for row in rows if row.experiment == "arxiv"]
     panels = [metric for metric in PANELS if any(row.metric == metric and row.n is not None for row in main)]
     meta = read_meta(out / "data" / "target")
     if panels and meta is not None:
         made.append(out / "fractions.png")
         by_fraction(made[-1], main, panels, titles, meta.splits["train"].segments)
-    panels = [m for m in ("domain", "mauve", "outside") if any(r.metric == m and "sweep" in r.experiment for r in rows)]
-    if panels:
-        made.append(out / "sweep.png")
-        sweep(made[-1], rows, panels)
+    for one in recipe.sweeps:
+        mine = [row for row in rows if row.experiment.startswith(f"arxiv-sweep-{one.method}-r")]
+        mine += [row for row in rows if row.experiment.startswith("arxiv-outside") and one.outside]
+        panels = [m for m in ("domain", "mauve", "nll", "outside") if any(row.metric == m for row in mine)]
+        if panels:
+            made.append(out / f"sweep-{one.method}.png")
+            sweep(made[-1], mine, panels)
     write(made[3], samples_page(shown(recipe, pieces)))
     return made
 

@@ -22,6 +22,20 @@ def check_list(value: Any, name: str, kind: type | tuple[type, ...]) -> None:
         raise ValueError(f"{name}: a list of different values is needed, not {value!r}")
 
 
+def check_fractions(value: Any) -> None:
+    """Refuses what is no list of shares of the target."""
+    check_list(value, "fractions", (int, float))
+    for fraction in value:
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction {fraction} must be above 0 and at most 1")
+
+
+def check_method(name: Any) -> None:
+    """Refuses what is no method."""
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; choose among {', '.join(METHODS)}")
+
+
 @dataclass
 class World:
     """A source that has seen a share of the target, and what is adapted to what is left of it."""
@@ -35,16 +49,12 @@ class World:
         if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 <= self.share < 1:
             raise ValueError(f"share={self.share} must be in [0, 1)")
         if self.fractions or self.methods:
-            check_list(self.fractions, "fractions", (int, float))
+            check_fractions(self.fractions)
             if not isinstance(self.methods, list) or [] in self.methods:
                 raise ValueError(f"methods: a list of names, or of lists of names, is needed, not {self.methods!r}")
             check_list(self.names, "methods", str)
-        for fraction in self.fractions:
-            if not 0 < fraction <= 1:
-                raise ValueError(f"fraction {fraction} must be above 0 and at most 1")
         for method in self.names:
-            if method not in METHODS:
-                raise ValueError(f"unknown method {method!r}; choose among {', '.join(METHODS)}")
+            check_method(method)
 
     @property
     def groups(self) -> list[list[str]]:
@@ -59,34 +69,41 @@ class World:
 
 @dataclass
 class Sweep:
-    """One ratio at many strengths and numbers of candidates, in every world.
+    """One ratio at many strengths and numbers of candidates.
 
-    Where it is none of a world's methods, it is fitted for the sweep alone.
+    Where it is none of a world's methods, or not fitted to that fraction, it is fitted for the sweep alone.
     """
 
     method: str
-    fraction: float
+    fractions: list[float]
     gammas: list[float]
-    n_ratio: list[int]
+    n_ratio: list[int | str] = field(default_factory=lambda: ["all"])
+    """Numbers of candidates, or `all`."""
+    shares: list[float] | None = None
+    """Those of the worlds that it is done in; all by default."""
     subsets: list[int] | None = None
     """Those of the recipe's that it is done for; the first by default."""
     draws: list[int] = field(default_factory=lambda: [0])
     """Seeds of its samples."""
     outside: list[int] = field(default_factory=list)
     """Numbers of candidates for which the target mass outside them is measured; by default those of n_ratio."""
+    likelihood: bool = False
+    """Whether held-out target is measured too."""
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"unknown method {self.method!r}; choose among {', '.join(METHODS)}")
-        if isinstance(self.fraction, bool) or not isinstance(self.fraction, int | float) or not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction {self.fraction} must be above 0 and at most 1")
+        check_method(self.method)
+        check_fractions(self.fractions)
         check_list(self.gammas, "gammas", (int, float))
-        check_list(self.n_ratio, "n_ratio", int)
+        check_list(self.n_ratio, "n_ratio", (int, str))
+        if bad := [count for count in self.n_ratio if isinstance(count, str) and count != "all"]:
+            raise ValueError(f"n_ratio: {bad[0]!r} is neither a number of candidates nor 'all'")
         check_list(self.draws, "draws", int)
         if not 0 <= min(self.draws) <= max(self.draws) < 10:
             raise ValueError(f"the sweep's draws {self.draws} must be from 0 to 9")
         if self.outside:
             check_list(self.outside, "outside", int)
+        else:
+            self.outside = [count for count in self.n_ratio if isinstance(count, int)]
 
 
 @dataclass
@@ -110,7 +127,7 @@ class Recipe:
     likelihood: Flags = field(default_factory=dict)
     measure: Flags = field(default_factory=dict)
     judge: Flags = field(default_factory=dict)
-    sweep: Sweep | None = None
+    sweeps: list[Sweep] = field(default_factory=list)
     subsets: list[int] = field(default_factory=lambda: [0])
     """Seeds of the target sequences."""
     draws: list[int] = field(default_factory=lambda: [0])
@@ -141,12 +158,18 @@ class Recipe:
         count = self.sample.get("count")
         if not isinstance(count, int) or count < 1:
             raise ValueError("sample.count, the number of sequences in a set, must be at least 1")
-        if self.sweep is None:
-            return
-        self.sweep.subsets = self.subsets[:1] if self.sweep.subsets is None else self.sweep.subsets
-        check_list(self.sweep.subsets, "the sweep's subsets", int)
-        if not {*self.sweep.subsets} <= {*self.subsets}:
-            raise ValueError(f"the sweep's subsets {self.sweep.subsets} are not among the recipe's, {self.subsets}")
+        if len({sweep.method for sweep in self.sweeps}) < len(self.sweeps):
+            raise ValueError("two sweeps are of the same method")
+        shares = [world.share for world in self.worlds]
+        for sweep in self.sweeps:
+            sweep.subsets = self.subsets[:1] if sweep.subsets is None else sweep.subsets
+            sweep.shares = shares if sweep.shares is None else sweep.shares
+            check_list(sweep.subsets, "the sweep's subsets", int)
+            check_list(sweep.shares, "the sweep's shares", (int, float))
+            if not {*sweep.subsets} <= {*self.subsets}:
+                raise ValueError(f"the sweep's subsets {sweep.subsets} are not among the recipe's, {self.subsets}")
+            if not {*sweep.shares} <= {*shares}:
+                raise ValueError(f"the sweep's shares {sweep.shares} are not among the worlds', {shares}")
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -164,8 +187,10 @@ def read_recipe(path: Path) -> Recipe:
             if not isinstance(value["worlds"], list):
                 raise TypeError("worlds: a list is needed")
             value["worlds"] = [build(World, world, "worlds") for world in value["worlds"]]
-        if value.get("sweep") is not None:
-            value["sweep"] = build(Sweep, value["sweep"], "sweep")
+        if "sweeps" in value:
+            if not isinstance(value["sweeps"], list):
+                raise TypeError("sweeps: a list is needed")
+            value["sweeps"] = [build(Sweep, sweep, "sweeps") for sweep in value["sweeps"]]
         return build(Recipe, value, "the recipe")
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
