@@ -14,10 +14,9 @@ A row of a sample has the seed 10 S + D; one of a likelihood has S.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -116,23 +115,16 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
     meta = read_meta(places.data / "target")
     if meta is None:
         return
-    about: dict[str, Any] = {"share": world.share, "method": "source", "n": None, "subset": 0}
-    source = str(places.model)
-    yield likelihood(recipe, places, f"r{places.share:g}-source", ("--denoiser", source), (places.model,), about)
+    about: Flags = {"share": world.share, "method": "source", "n": None, "subset": 0}
+    source = Model(f"r{world.share:g}-source", ("--denoiser", str(places.model)), (places.model,), about)
+    yield likelihood(recipe, places, source)
     sweeps = [sweep for sweep in recipe.sweeps if world.share in (sweep.shares or ())]
     if counts := sorted({count for sweep in sweeps for count in sweep.outside}):
-        yield outside(counts, recipe, places, about)
-    yield from drawn(recipe, places, "source", ("--denoiser", source), (places.model,), about, recipe.draws)
+        yield outside(recipe, places, source, counts)
+    yield from drawn(recipe, places, source, recipe.draws)
     if not world.share:
-        real = ("--samples", str(places.out / "real" / "samples.npy"))
-        yield judged(
-            recipe,
-            places,
-            "real",
-            real,
-            (places.data,),
-            about | {"method": "real", "draw": 0, "count": recipe.sample["count"]},
-        )
+        about = about | {"method": "real", "draw": 0, "count": recipe.sample["count"]}
+        yield judged(recipe, places, "real", places.out / "real", (places.data,), about)
     rows = meta.splits["train"].segments
     sizes = dict.fromkeys(number(fraction, rows) for fraction in world.fractions)  # small ones may be the same
     wanted = {
@@ -141,123 +133,107 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
         for subset, fraction in product(sweep.subsets or (), sweep.fractions)
     }
     for subset, n, group in product(recipe.subsets, sizes, world.groups):
-        fit = fitted(recipe, places, n, subset, group)
+        fit, models = fitted(recipe, places, n, subset, group)
         yield fit
-        for method in group:
-            one = (recipe, places, *opened(places, fit, method))
-            yield likelihood(*one)
-            yield from drawn(*one, recipe.draws)
+        for method, model in models.items():
+            yield likelihood(recipe, places, model)
+            yield from drawn(recipe, places, model, recipe.draws)
             if sweep := wanted.pop((method, n, subset), None):
-                yield from swept(sweep, *one)
+                yield from swept(recipe, places, model, sweep)
     for (method, n, subset), sweep in wanted.items():  # what the world does not ask for
-        fit = fitted(recipe, places, n, subset, [method])
+        fit, models = fitted(recipe, places, n, subset, [method])
         yield fit
-        yield from swept(sweep, recipe, places, *opened(places, fit, method))
+        yield from swept(recipe, places, models[method], sweep)
 
 
-def fitted(recipe: Recipe, places: Places, n: int, subset: int, group: list[str]) -> Piece:
-    """What one command adapts."""
-    folder = places.out / "adapt" / f"{places.cell(n, subset)}-{group[0]}"
+@dataclass(frozen=True)
+class Model:
+    """What likelihoods and samples are of."""
+
+    name: str
+    words: tuple[str, ...]
+    """How a command opens it."""
+    needs: tuple[Path, ...]
+    about: Flags
+    """What its rows will be called."""
+    extra: Flags = field(default_factory=dict)
+    """Further settings of commands that open it."""
+
+
+def fitted(recipe: Recipe, places: Places, n: int, subset: int, group: list[str]) -> tuple[Piece, dict[str, Model]]:
+    """One command that adapts, and the model of each of its methods."""
+    cell, source = places.cell(n, subset), str(places.model)
+    folder = places.out / "adapt" / f"{cell}-{group[0]}"
     sides = ("--target", str(places.data / "target"), "--source", str(places.data / "source"))
     chosen = ("--method", *group, "--rows", str(n), "--seed", str(subset))
-    command = ("adapt", "--denoiser", str(places.model), *sides, *chosen, *words(recipe.adapt))
-    about = {"share": places.share, "n": n, "subset": subset, "methods": group}
-    return Piece("adapt", folder, command, (places.data, places.model), about)
+    command = ("adapt", "--denoiser", source, *sides, *chosen, *words(recipe.adapt))
+    about: Flags = {"share": places.share, "n": n, "subset": subset}
+    models = {}
+    for method in group:
+        made = str(folder / method if len(group) > 1 else folder)
+        opened = ("--denoiser", made) if is_model(method) else ("--denoiser", source, "--ratio", made)
+        here = about | {"method": method, "fitted": folder / "target.npy"}
+        models[method] = Model(f"{cell}-{method}", opened, (places.model, folder), here)
+    return Piece("adapt", folder, command, (places.data, places.model), about), models
 
 
-def opened(places: Places, fit: Piece, method: str) -> tuple[str, tuple[str, ...], tuple[Path, ...], Flags]:
-    """What one of the methods of a fit is called, how it is opened, what it needs and what its rows say."""
-    about, source = dict(fit.about), str(places.model)
-    folder = str(fit.folder / method if len(about.pop("methods")) > 1 else fit.folder)
-    model = ("--denoiser", folder) if is_model(method) else ("--denoiser", source, "--ratio", folder)
-    name = f"{places.cell(about['n'], about['subset'])}-{method}"
-    about |= {"method": method, "fitted": fit.folder / "target.npy"}
-    return name, model, (places.model, fit.folder), about
-
-
-def swept(
-    sweep: Sweep,
-    recipe: Recipe,
-    places: Places,
-    name: str,
-    model: tuple[str, ...],
-    needs: tuple[Path, ...],
-    about: Flags,
-) -> Iterator[Piece]:
+def swept(recipe: Recipe, places: Places, model: Model, sweep: Sweep) -> Iterator[Piece]:
     """Samples at every strength and number of candidates, and how likely held-out target is there."""
     for gamma, n_ratio in product(sweep.gammas, sweep.n_ratio):
-        here = about | {"sweep": f"gamma={gamma:g},n_ratio={n_ratio}"}
-        extra: Flags = {"gamma": gamma} | ({} if n_ratio == "all" else {"n_ratio": n_ratio})
-        called = f"{name}-g{gamma:g}" + ("" if n_ratio == "all" else f"-k{n_ratio}")
+        some = n_ratio != "all"
+        name = f"{model.name}-g{gamma:g}" + (f"-k{n_ratio}" if some else "")
+        about = model.about | {"sweep": f"gamma={gamma:g},n_ratio={n_ratio}"}
+        extra = {"gamma": gamma, "n_ratio": n_ratio if some else None}
+        here = replace(model, name=name, about=about, extra=extra)
         if sweep.likelihood:
-            yield likelihood(recipe, places, called, model, needs, here, extra)
-        yield from drawn(recipe, places, called, model, needs, here, sweep.draws, extra)
+            yield likelihood(recipe, places, here)
+        yield from drawn(recipe, places, here, sweep.draws)
 
 
-def likelihood(
-    recipe: Recipe,
-    places: Places,
-    name: str,
-    model: tuple[str, ...],
-    needs: tuple[Path, ...],
-    about: Flags,
-    extra: Flags | None = None,
-) -> Piece:
+def likelihood(recipe: Recipe, places: Places, model: Model) -> Piece:
     """Held-out target under a model."""
     flags = dict(recipe.likelihood)
-    if by_candidates(about["method"]):
+    if by_candidates(model.about["method"]):
         flags |= {key: recipe.planned[key] for key in ("n_ratio", "places") if key in recipe.planned}
-    command = ("evaluate", "--data", str(places.data / "target"), *model, *words(flags | (extra or {})))
-    return Piece("likelihood", places.out / "likelihood" / name, command, (places.data, *needs), about)
+    command = ("evaluate", "--data", str(places.data / "target"), *model.words, *words(flags | model.extra))
+    folder = places.out / "likelihood" / model.name
+    return Piece("likelihood", folder, command, (places.data, *model.needs), model.about)
 
 
-def outside(counts: list[int], recipe: Recipe, places: Places, about: Flags) -> Piece:
+def outside(recipe: Recipe, places: Places, source: Model, counts: list[int]) -> Piece:
     """The target mass outside the source's candidates."""
     flags = recipe.likelihood | {"denoiser": places.model, "outside": counts}
     command = ("evaluate", "--data", str(places.data / "target"), *words(flags))
     folder = places.out / "likelihood" / f"r{places.share:g}-outside"
-    return Piece("likelihood", folder, command, (places.data, places.model), about | {"outside": True})
+    return Piece("likelihood", folder, command, (places.data, *source.needs), source.about | {"outside": True})
 
 
-def drawn(
-    recipe: Recipe,
-    places: Places,
-    name: str,
-    model: tuple[str, ...],
-    needs: tuple[Path, ...],
-    about: Flags,
-    draws: list[int],
-    extra: Flags | None = None,
-) -> Iterator[Piece]:
+def drawn(recipe: Recipe, places: Places, model: Model, draws: list[int]) -> Iterator[Piece]:
     """Samples of a model, and what is measured of them."""
     meta = read_meta(places.data / "target")
     assert meta is not None
-    flags = recipe.sample | {"length": meta.length, "tokenizer": str(places.data / "target")}
-    if by_candidates(about["method"]):
+    flags, needs = recipe.sample | {"length": meta.length, "tokenizer": str(places.data / "target")}, model.needs
+    if by_candidates(model.about["method"]):
         flags |= {key: value for key, value in recipe.planned.items() if key != "places"}
         if recipe.planner is not None:
             flags["planner"], needs = str(places.out / "planner"), (*needs, places.out / "planner")
-    if name == "source":
-        name = f"r{places.share:g}-source"
     for draw in draws:
-        folder, first = places.out / "samples" / f"{name}-d{draw}", draw == draws[0]
-        here = about | {"draw": draw, "first": first}
-        command = ("sample", *model, *words(flags | (extra or {}) | {"seed": draw}))
-        yield Piece("sample", folder, command, needs, here)
-        samples = ("--samples", str(folder / "samples.npy"))
-        fitted = about.get("fitted", places.data / "target")
-        sides = {"data": places.data / "target", "source": places.data / "source", "train": fitted}
-        command = ("evaluate", *samples, *words(sides | recipe.measure))
-        yield Piece("measure", places.out / "measure" / folder.name, command, (places.data, folder), here)
-        yield judged(recipe, places, folder.name, samples, (places.data, folder), here)
+        folder = places.out / "samples" / f"{model.name}-d{draw}"
+        about = model.about | {"draw": draw, "first": draw == draws[0]}
+        command = ("sample", *model.words, *words(flags | model.extra | {"seed": draw}))
+        yield Piece("sample", folder, command, needs, about)
+        train = about.get("fitted", places.data / "target")
+        sides = {"data": places.data / "target", "source": places.data / "source", "train": train}
+        command = ("evaluate", "--samples", str(folder / "samples.npy"), *words(sides | recipe.measure))
+        yield Piece("measure", places.out / "measure" / folder.name, command, (places.data, folder), about)
+        yield judged(recipe, places, folder.name, folder, (places.data, folder), about)
 
 
-def judged(
-    recipe: Recipe, places: Places, name: str, samples: tuple[str, ...], needs: tuple[Path, ...], about: Flags
-) -> Piece:
-    """MAUVE against held-out target."""
-    command = ("evaluate", "--data", str(places.data / "target"), *samples, "--metrics", "mauve")
-    return Piece("judge", places.out / "judge" / name, (*command, *words(recipe.judge)), needs, about)
+def judged(recipe: Recipe, places: Places, name: str, samples: Path, needs: tuple[Path, ...], about: Flags) -> Piece:
+    """MAUVE of a folder's samples against held-out target."""
+    sides = ("--data", str(places.data / "target"), "--samples", str(samples / "samples.npy"))
+    command = ("evaluate", *sides, "--metrics", "mauve", *words(recipe.judge))
+    return Piece("judge", places.out / "judge" / name, command, needs, about)
 
 
 def write_real(recipe: Recipe, out: Path) -> None:
