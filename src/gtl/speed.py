@@ -5,6 +5,7 @@ is coarser. A module names the methods that are worth compiling in `hot`; shapes
 asks for the same ones in every step.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -25,6 +26,19 @@ def compiled(function: Callable[..., Any], dynamic: bool | None = None) -> Calla
     return torch.compile(function, dynamic=dynamic, options={"triton.mix_order_reduction": False} if flawed else None)
 
 
+class Compiled:
+    """A compiled method; a copy of its module gets one of its own, which works on the copy's weights."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method, self.run = method, compiled(method, dynamic=False)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.run(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Compiled":
+        return Compiled(copy.deepcopy(self.method, memo))
+
+
 def speed_up(module: nn.Module, precision: Precision = "bf16", compile: bool = True) -> None:
     """Turns the weights of a model's networks to bf16 and compiles them, in place."""
     if precision == "bf16":
@@ -32,4 +46,4 @@ def speed_up(module: nn.Module, precision: Precision = "bf16", compile: bool = T
     if compile:
         for part in module.modules():
             for name in getattr(part, "hot", ()):
-                setattr(part, name, compiled(getattr(part, name), dynamic=False))
+                setattr(part, name, Compiled(getattr(part, name)))
