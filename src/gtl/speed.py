@@ -32,8 +32,8 @@ class Compiled:
     def __init__(self, method: Callable[..., Any]) -> None:
         self.method, self.run = method, compiled(method, dynamic=False)
 
-    def __call__(self, *args: Any) -> Any:
-        return self.run(*args)
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.run(*args, **named)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Compiled":
         return Compiled(copy.deepcopy(self.method, memo))
