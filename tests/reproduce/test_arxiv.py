@@ -33,6 +33,7 @@ FITTED = {"gamma", "steps"}
 MODEL = {"nll", "masked_nll", "perplexity_bound"}
 TEXT = {"mauve", "mauve_words", "distinct_4", "token_entropy", "domain", "copied_4"}
 TIMED = {"FINISHED", "results.json", "results.md"}
+STAGES_OF_SAMPLES = ("samples", "measure", "judge")
 LOCAL = "r0-n27-s2-gtl-local"
 
 
@@ -575,6 +576,32 @@ def test_a_sweep_of_a_method_that_no_world_asks_for(again: Path, performed: list
     swept = [name for name in performed if "gtl-paper" in name]
     cell = "r0-n2-s2-gtl-paper"
     assert swept == [f"adapt/{cell}", *(f"samples/{cell}-g{gamma}-k2-d3" for gamma in (0, 2))]
+
+
+def test_a_variant(again: Path, performed: list[str]):
+    """A method once more, under other settings: fitted with them, and measured under its own name."""
+    worlds = [{"share": 0, "fractions": [0.002], "methods": ["finetuned"]}, {"share": 0.25}]
+    longer = {"name": "finetuned-longer", "method": "finetuned", "fractions": [0.002, 0.003]}
+    write_recipe(worlds=worlds, sweeps=[], variants=[longer | {"adapt": {"training": {"budget": 24}}}])
+    gtl(f"{RUN} --stages adapt likelihood sample measure judge figures")
+    cell = "r0-n2-s2-finetuned"
+    assert [name for name in performed if "longer" in name] == [
+        f"adapt/{cell}-longer", f"likelihood/{cell}-longer", *(f"{s}/{cell}-longer-d0" for s in STAGES_OF_SAMPLES)
+    ]  # fmt: skip
+    commands = [json.loads((again / "adapt" / n / "run.json").read_text())["command"] for n in (cell, f"{cell}-longer")]
+    assert "--method finetuned --rows 2 --seed 2 " in commands[1]
+    assert "--training.budget 24 " in commands[1]
+    assert commands[1].replace("budget 24", "budget 12").replace("-longer", "") == commands[0]
+    told = json.loads((again / "samples" / f"{cell}-longer-d0" / "run.json").read_text())["command"]
+    assert f"--denoiser out/adapt/{cell}-longer " in told
+    found = [row for row in read_rows(again / "results.json") if row.experiment == "arxiv"]
+    rows = {(r.metric, r.method, r.n, r.seed): r for r in found}
+    assert len(rows) == len(found)
+    few, many = (rows["steps", name, 2, 2].value for name in ("finetuned", "finetuned-longer"))
+    assert 0 < few <= 12 < many <= 24
+    plain, other = ({key[0] for key in rows if key[1] == name} for name in ("finetuned", "finetuned-longer"))
+    assert plain == other
+    assert rows["nll", "finetuned-longer", 2, 2].trainable_weights == rows["nll", "finetuned", 2, 2].trainable_weights
 
 
 FLAGS = {

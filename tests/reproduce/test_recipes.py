@@ -10,6 +10,8 @@ from toy_recipe import RECIPE, changed
 
 from gtl.reproduce.recipe import read_recipe
 
+LONGER = {"name": "lora-long", "method": "lora", "fractions": [0.1], "adapt": {"training": {"budget": 24}}}
+
 BAD: dict[str, tuple[Any, str]] = {
     "not a mapping": (["prepare"], "toy.yaml: a mapping is needed"),
     "empty": ({}, "'prepare' is missing"),
@@ -61,6 +63,14 @@ BAD: dict[str, tuple[Any, str]] = {
     "planner": (RECIPE | {"planner": 3}, "planner"),
     "diagnose": (RECIPE | {"diagnose": [1]}, "diagnose"),
     "fit null": (changed("source", "fit", to=None), "fit"),
+    "variants": (RECIPE | {"variants": LONGER}, "variants: a list is needed"),
+    "variant's method": (RECIPE | {"variants": [LONGER | {"method": "lore"}]}, "unknown method 'lore'"),
+    "variant's fraction": (RECIPE | {"variants": [LONGER | {"fractions": [0]}]}, "fraction 0 must be above 0"),
+    "variant's name": (RECIPE | {"variants": [LONGER | {"name": "long"}]}, "'long': the name must be new, lora- and"),
+    "a method's name": (RECIPE | {"variants": [LONGER | {"name": "lora-iw"}]}, "'lora-iw': the name must be new"),
+    "two variants": (RECIPE | {"variants": [LONGER, LONGER]}, "two variants have the same name"),
+    "no change": (RECIPE | {"variants": [LONGER | {"adapt": {}}]}, "'lora-long': adapt must say what is different"),
+    "variants without a world": (changed("worlds", 0) | {"sweeps": [], "variants": [LONGER]}, "where share is 0"),
     "sweep's draw 10": (changed("sweeps", 0, "draws", to=[10]), "draws"),
 }  # fmt: skip
 

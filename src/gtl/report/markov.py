@@ -19,6 +19,7 @@ TITLES = {
     "source": "source model, unguided",
     "vanilla": "vanilla (target only)",
     "finetuned": "fine-tuned",
+    "finetuned-twice": "fine-tuned, twice the steps",
     "lora": "LoRA",
     "sparse": "sparse changes",
     "gtl-local": "GTL, local ratio",

@@ -23,7 +23,7 @@ import torch
 from gtl.data.prepared import read_meta
 from gtl.data.tokens import read_tokens, write_tokens
 from gtl.reproduce.pieces import Piece, with_history, words
-from gtl.reproduce.recipe import Flags, Recipe, Sweep, World
+from gtl.reproduce.recipe import Flags, Recipe, Sweep, Variant, World
 
 __all__ = ["STAGES", "pieces_of", "write_real"]
 
@@ -144,6 +144,12 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
         fit, models = fitted(recipe, places, n, subset, [method])
         yield fit
         yield from swept(recipe, places, models[method], sweep)
+    for subset, variant in product(recipe.subsets, [] if world.share else recipe.variants):
+        for n in dict.fromkeys(number(fraction, rows) for fraction in variant.fractions):
+            fit, models = fitted(recipe, places, n, subset, [variant.method], variant)
+            yield fit
+            yield likelihood(recipe, places, models[variant.method])
+            yield from drawn(recipe, places, models[variant.method], recipe.draws)
 
 
 @dataclass(frozen=True)
@@ -160,20 +166,25 @@ class Model:
     """Further settings of commands that open it."""
 
 
-def fitted(recipe: Recipe, places: Places, n: int, subset: int, group: list[str]) -> tuple[Piece, dict[str, Model]]:
-    """One command that adapts, and the model of each of its methods."""
+def fitted(
+    recipe: Recipe, places: Places, n: int, subset: int, group: list[str], variant: Variant | None = None
+) -> tuple[Piece, dict[str, Model]]:
+    """One command that adapts, and the model of each of its methods; a variant is of the only one."""
     cell, source = places.cell(n, subset), str(places.model)
-    folder = places.out / "adapt" / f"{cell}-{group[0]}"
+    folder = places.out / "adapt" / f"{cell}-{group[0] if variant is None else variant.name}"
     sides = ("--target", str(places.data / "target"), "--source", str(places.data / "source"))
     chosen = ("--method", *group, "--rows", str(n), "--seed", str(subset))
-    command = ("adapt", "--denoiser", source, *sides, *chosen, *words(recipe.adapt))
+    flags = recipe.adapt if variant is None else merged(recipe.adapt, variant.adapt)
+    command = ("adapt", "--denoiser", source, *sides, *chosen, *words(flags))
     about: Flags = {"share": places.share, "n": n, "subset": subset}
+    if variant is not None:
+        about["method"] = variant.name
     models = {}
     for method in group:
         made = str(folder / method if len(group) > 1 else folder)
         opened = ("--denoiser", made) if is_model(method) else ("--denoiser", source, "--ratio", made)
-        here = about | {"method": method, "fitted": folder / "target.npy"}
-        models[method] = Model(f"{cell}-{method}", opened, (places.model, folder), here)
+        here = {"method": method} | about | {"fitted": folder / "target.npy"}
+        models[method] = Model(f"{cell}-{here['method']}", opened, (places.model, folder), here)
     return Piece("adapt", folder, command, (places.data, places.model), about), models
 
 

@@ -54,7 +54,7 @@ def renamed(piece: Piece) -> Iterator[Row]:
         metric = NAMES.get(row.metric, row.metric)
         if piece.stage == "adapt":
             if metric in FITTED:
-                yield replace(row, experiment=main)
+                yield replace(row, experiment=main, method=method or row.method)
         elif piece.stage == "likelihood":
             if metric.startswith("outside@"):
                 name = f"n_ratio={metric.partition('@')[2]}"

@@ -1,6 +1,7 @@
 """A recipe file of the arXiv experiments: what it may say, read and checked before anything runs."""
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import yaml
 
 from gtl.estimate import METHODS
 
-__all__ = ["Flags", "Recipe", "Sweep", "World", "read_recipe"]
+__all__ = ["Flags", "Recipe", "Sweep", "Variant", "World", "read_recipe"]
 
 Flags = dict[str, Any]
 """Settings of a command, as its flags are called."""
@@ -107,6 +108,26 @@ class Sweep:
 
 
 @dataclass
+class Variant:
+    """A method under other settings, in the world of a source that has seen no target."""
+
+    name: str
+    """What its rows call it: the method's name and an ending."""
+    method: str
+    fractions: list[float]
+    adapt: Flags
+    """Changes to the recipe's `adapt`."""
+
+    def __post_init__(self) -> None:
+        check_method(self.method)
+        check_fractions(self.fractions)
+        if self.name in METHODS or not re.fullmatch(rf"{re.escape(str(self.method))}-[a-z0-9-]+", str(self.name)):
+            raise ValueError(f"variant {self.name!r}: the name must be new, {self.method}- and an ending")
+        if not isinstance(self.adapt, dict) or not self.adapt:
+            raise ValueError(f"variant {self.name!r}: adapt must say what is different, not {self.adapt!r}")
+
+
+@dataclass
 class Recipe:
     """What a recipe file says."""
 
@@ -128,6 +149,7 @@ class Recipe:
     measure: Flags = field(default_factory=dict)
     judge: Flags = field(default_factory=dict)
     sweeps: list[Sweep] = field(default_factory=list)
+    variants: list[Variant] = field(default_factory=list)
     subsets: list[int] = field(default_factory=lambda: [0])
     """Seeds of the target sequences."""
     draws: list[int] = field(default_factory=lambda: [0])
@@ -160,7 +182,11 @@ class Recipe:
             raise ValueError("sample.count, the number of sequences in a set, must be at least 1")
         if len({sweep.method for sweep in self.sweeps}) < len(self.sweeps):
             raise ValueError("two sweeps are of the same method")
+        if len({variant.name for variant in self.variants}) < len(self.variants):
+            raise ValueError("two variants have the same name")
         shares = [world.share for world in self.worlds]
+        if self.variants and 0 not in shares:
+            raise ValueError("variants are fitted where share is 0: no world has that")
         for sweep in self.sweeps:
             sweep.subsets = self.subsets[:1] if sweep.subsets is None else sweep.subsets
             sweep.shares = shares if sweep.shares is None else sweep.shares
@@ -183,14 +209,11 @@ def read_recipe(path: Path) -> Recipe:
     try:
         if not isinstance(value, dict):
             raise TypeError("a mapping is needed")
-        if "worlds" in value:
-            if not isinstance(value["worlds"], list):
-                raise TypeError("worlds: a list is needed")
-            value["worlds"] = [build(World, world, "worlds") for world in value["worlds"]]
-        if "sweeps" in value:
-            if not isinstance(value["sweeps"], list):
-                raise TypeError("sweeps: a list is needed")
-            value["sweeps"] = [build(Sweep, sweep, "sweeps") for sweep in value["sweeps"]]
+        for key, kind in {"worlds": World, "sweeps": Sweep, "variants": Variant}.items():
+            if key in value:
+                if not isinstance(value[key], list):
+                    raise TypeError(f"{key}: a list is needed")
+                value[key] = [build(kind, one, key) for one in value[key]]
         return build(Recipe, value, "the recipe")
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
