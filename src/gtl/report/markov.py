@@ -36,6 +36,7 @@ TITLES = {
     "gtl-both": "GTL, sequence ratio by both losses",
     "gtl-direct": "GTL, direct ratio",
     "gtl-paper": "GTL, paper's ratio",
+    "gtl-paper-protocol": "GTL, paper's ratio and protocol",
     "counting": "counting the n sequences (add one)",
     "exact": "exact models, same sampler",
     "published-vanilla": "published: vanilla",
