@@ -582,7 +582,8 @@ def test_a_variant(again: Path, performed: list[str]):
     """A method once more, under other settings: fitted with them, and measured under its own name."""
     worlds = [{"share": 0, "fractions": [0.002], "methods": ["finetuned"]}, {"share": 0.25}]
     longer = {"name": "finetuned-longer", "method": "finetuned", "fractions": [0.002, 0.003]}
-    write_recipe(worlds=worlds, sweeps=[], variants=[longer | {"adapt": {"training": {"budget": 24}}}])
+    variants = [longer | {"adapt": {"training": {"budget": 24}}}, {"method": "lora", "fractions": [0.003]}]
+    write_recipe(worlds=worlds, sweeps=[], variants=variants)
     gtl(f"{RUN} --stages adapt likelihood sample measure judge figures")
     cell = "r0-n2-s2-finetuned"
     assert [name for name in performed if "longer" in name] == [
@@ -592,6 +593,9 @@ def test_a_variant(again: Path, performed: list[str]):
     assert "--method finetuned --rows 2 --seed 2 " in commands[1]
     assert "--training.budget 24 " in commands[1]
     assert commands[1].replace("budget 24", "budget 12").replace("-longer", "") == commands[0]
+    assert (
+        "--method lora --rows 2 " in json.loads((again / "adapt" / "r0-n2-s2-lora" / "run.json").read_text())["command"]
+    )
     told = json.loads((again / "samples" / f"{cell}-longer-d0" / "run.json").read_text())["command"]
     assert f"--denoiser out/adapt/{cell}-longer " in told
     found = [row for row in read_rows(again / "results.json") if row.experiment == "arxiv"]
@@ -599,8 +603,8 @@ def test_a_variant(again: Path, performed: list[str]):
     assert len(rows) == len(found)
     few, many = (rows["steps", name, 2, 2].value for name in ("finetuned", "finetuned-longer"))
     assert 0 < few <= 12 < many <= 24
-    plain, other = ({key[0] for key in rows if key[1] == name} for name in ("finetuned", "finetuned-longer"))
-    assert plain == other
+    metrics = [{key[0] for key in rows if key[1] == name} for name in ("finetuned", "finetuned-longer", "lora")]
+    assert metrics[0] == metrics[1] == metrics[2]
     assert rows["nll", "finetuned-longer", 2, 2].trainable_weights == rows["nll", "finetuned", 2, 2].trainable_weights
 
 

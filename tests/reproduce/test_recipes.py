@@ -68,8 +68,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "variant's fraction": (RECIPE | {"variants": [LONGER | {"fractions": [0]}]}, "fraction 0 must be above 0"),
     "variant's name": (RECIPE | {"variants": [LONGER | {"name": "long"}]}, "'long': the name must be new, lora- and"),
     "a method's name": (RECIPE | {"variants": [LONGER | {"name": "lora-iw"}]}, "'lora-iw': the name must be new"),
-    "two variants": (RECIPE | {"variants": [LONGER, LONGER]}, "two variants have the same name"),
-    "no change": (RECIPE | {"variants": [LONGER | {"adapt": {}}]}, "'lora-long': adapt must say what is different"),
+    "two variants": (RECIPE | {"variants": [LONGER, LONGER]}, "'lora-long' is there already"),
+    "no change": (RECIPE | {"variants": [LONGER | {"adapt": {}}]}, "'lora-long': a name of its own and changes"),
+    "no name": (RECIPE | {"variants": [LONGER | {"name": ""}]}, "'lora': a name of its own and changes to adapt"),
+    "a world's method": (RECIPE | {"variants": [{"method": "gtl-local", "fractions": [1]}]}, "'gtl-local' is there"),
     "variants without a world": (changed("worlds", 0) | {"sweeps": [], "variants": [LONGER]}, "where share is 0"),
     "sweep's draw 10": (changed("sweeps", 0, "draws", to=[10]), "draws"),
 }  # fmt: skip

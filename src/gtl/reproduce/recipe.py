@@ -109,22 +109,24 @@ class Sweep:
 
 @dataclass
 class Variant:
-    """A method under other settings, in the world of a source that has seen no target."""
+    """A further method, or one under other settings, at some fractions, where the source has seen no target."""
 
-    name: str
-    """What its rows call it: the method's name and an ending."""
     method: str
     fractions: list[float]
-    adapt: Flags
+    name: str = ""
+    """What rows call it; under other settings, the method's name and an ending."""
+    adapt: Flags = field(default_factory=dict)
     """Changes to the recipe's `adapt`."""
 
     def __post_init__(self) -> None:
         check_method(self.method)
         check_fractions(self.fractions)
-        if self.name in METHODS or not re.fullmatch(rf"{re.escape(str(self.method))}-[a-z0-9-]+", str(self.name)):
+        self.name = self.name or self.method
+        if not isinstance(self.adapt, dict) or bool(self.adapt) == (self.name == self.method):
+            raise ValueError(f"variant {self.name!r}: a name of its own and changes to adapt belong together")
+        ending = str(self.name).removeprefix(self.method)
+        if self.name != self.method and (self.name in METHODS or not re.fullmatch(r"-[a-z0-9-]+", ending)):
             raise ValueError(f"variant {self.name!r}: the name must be new, {self.method}- and an ending")
-        if not isinstance(self.adapt, dict) or not self.adapt:
-            raise ValueError(f"variant {self.name!r}: adapt must say what is different, not {self.adapt!r}")
 
 
 @dataclass
@@ -182,11 +184,14 @@ class Recipe:
             raise ValueError("sample.count, the number of sequences in a set, must be at least 1")
         if len({sweep.method for sweep in self.sweeps}) < len(self.sweeps):
             raise ValueError("two sweeps are of the same method")
-        if len({variant.name for variant in self.variants}) < len(self.variants):
-            raise ValueError("two variants have the same name")
         shares = [world.share for world in self.worlds]
         if self.variants and 0 not in shares:
             raise ValueError("variants are fitted where share is 0: no world has that")
+        taken = [name for world in self.worlds if not world.share for name in world.names]
+        for variant in self.variants:
+            if variant.name in taken:
+                raise ValueError(f"variant {variant.name!r} is there already")
+            taken.append(variant.name)
         for sweep in self.sweeps:
             sweep.subsets = self.subsets[:1] if sweep.subsets is None else sweep.subsets
             sweep.shares = shares if sweep.shares is None else sweep.shares
