@@ -106,6 +106,8 @@ def adapt(
                 f"{folder}: held-out nll {made.score:.4f} nats a token over {count} held-out part{'s'[: count > 1]} "
                 f"(the source alone: {before:.4f}){strength}"
             )
+    if len(methods) > 1:
+        print("gtl evaluate compares methods under the same noise; the numbers above are each under its own")
     run.finish()
 
 
