@@ -21,6 +21,7 @@ TITLES = {
     "finetuned": "fine-tuned",
     "finetuned-twice": "fine-tuned, twice the steps",
     "lora": "LoRA",
+    "lora-wide": "LoRA, as many weights as sparse changes",
     "sparse": "sparse changes",
     "gtl-local": "GTL, local ratio",
     "gtl-local-iw": "GTL, local ratio, importance-weighted",
