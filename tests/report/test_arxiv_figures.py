@@ -4,6 +4,7 @@ import html
 import itertools
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,25 @@ def test_unknown_metrics(draw):
         draw(rows, ["mauve", "beauty"])
     with pytest.raises(ValueError, match="metric 'masked_nll' has no rows"):
         draw(rows, ["mauve", "masked_nll"])
+
+
+def test_three_panels_leave_room_for_the_legend():
+    rows = [*some_rows(), *(replace(row, metric="domain") for row in some_rows() if row.metric == "mauve")]
+    figure = fraction_figure(rows, ["mauve", "nll", "domain"], TITLES, 20_000)
+    two = fraction_figure(rows, ["mauve", "nll"], TITLES, 20_000)
+    *panels, room = figure.axes
+    assert len(panels) == 3
+    assert not figure.legends
+    assert not room.axison
+    words = [text.get_text() for text in room.get_legend().get_texts()]
+    assert words == [text.get_text() for text in two.legends[0].get_texts()]
+    figure.canvas.draw()
+    box, place = room.get_legend().get_window_extent(), room.get_window_extent()
+    assert place.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert figure.get_figwidth() == two.get_figwidth()
+    assert panels[2].get_title() == "domain score (nearer to real text is better)"
+    alone = fraction_figure([row for row in rows if row.method != "real"], ["domain"], TITLES, 20_000)
+    assert alone.axes[0].get_title() == "domain score (lower is better)"
 
 
 def test_legends_and_letters_fit():

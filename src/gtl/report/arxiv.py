@@ -124,7 +124,8 @@ def samples_page(texts: dict[str, list[str]], count: int = 10) -> str:
 
 
 def fraction_figure(rows: Sequence[Row], panels: Sequence[str], titles: dict[str, str], whole: int) -> Figure:
-    """One panel a metric: a line over n for each method, and one straight across for each that has no n.
+    """One panel a metric, two side by side: a line over n for each method, and one straight across for each that has no
+    n.
 
     Args:
         rows: of one experiment.
@@ -141,8 +142,9 @@ def fraction_figure(rows: Sequence[Row], panels: Sequence[str], titles: dict[str
     methods = list(dict.fromkeys(method for _, method, n in cells if n is not None))
     flat = list(dict.fromkeys(method for _, method, n in cells if n is None))
     looks, names = looks_of(methods), NAMES | titles
-    figure, axes = grid(1, len(panels), 3.4, 2.6, shared=False)
-    for ax, metric in zip(axes.flat, panels, strict=True):
+    columns = min(2, len(panels))
+    figure, axes = grid(-(-len(panels) // columns), columns, 3.4, 2.6, shared=False)
+    for ax, metric in zip(axes.flat, panels, strict=False):
         for index, method in enumerate(methods):
             x = np.exp(dodged(np.log(numbers), index, len(methods)))
             found = [cells.get((metric, method, n), []) for n in numbers]
@@ -157,8 +159,9 @@ def fraction_figure(rows: Sequence[Row], panels: Sequence[str], titles: dict[str
             cut(ax, {(names.get(m, m), n): v for (_, m, n), v in means.items()}, means[metric, "source", None])
         log_ticks(ax, numbers, [f"{n:,}\n{percent(n / whole)}" for n in numbers])
         ax.set_xlabel("target sequences n, and their share of all", fontsize=MEDIUM)
-        ax.set_title(f"{names.get(metric, metric)} ({BETTER[metric]} is better)", fontsize=MEDIUM)
-    legend(figure, axes.flat)
+        better = "nearer to real text" if metric == "domain" and (metric, "real", None) in cells else BETTER[metric]
+        ax.set_title(f"{names.get(metric, metric)} ({better} is better)", fontsize=MEDIUM)
+    legend(figure, axes.flat[: len(panels)], room=axes.flat[-1] if len(panels) < axes.size else None)
     return figure
 
 
@@ -296,8 +299,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
-def legend(figure: Figure, axes: Iterable[Axes], title: str = "") -> None:
-    """One legend below all axes, in as many columns as fit, and room for it; lines straight across come last."""
+def legend(figure: Figure, axes: Iterable[Axes], title: str = "", room: Axes | None = None) -> None:
+    """One legend below all axes, in as many columns as fit, and room for it; or in the place of an axis that is not
+    needed. Lines straight across come last."""
     found: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -305,6 +309,10 @@ def legend(figure: Figure, axes: Iterable[Axes], title: str = "") -> None:
     if not found:
         return
     found = dict(sorted(found.items(), key=lambda pair: isinstance(pair[1], Line2D)))
+    if room is not None:
+        room.axis("off")
+        room.legend(found.values(), found.keys(), loc="center", fontsize=MEDIUM, frameon=False, handlelength=3.2)
+        return
     fitting = max(1, int(figure.get_figwidth() / (0.5 + 0.05 * max(map(len, found)))))
     lines = math.ceil(len(found) / fitting)
     figure.set_figheight(figure.get_figheight() + 0.16 * (lines + bool(title)) + 0.1)
