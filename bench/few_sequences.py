@@ -82,20 +82,31 @@ def low_rank(rank: int, head: bool = False, tied: bool = False, norms: bool = Fa
     return way
 
 
-def entries(
-    share: float, by: Literal["gradient", "squares", "chance"] = "gradient", at_once: bool = False, where: str = ""
-) -> Way:
+Measure = Literal["gradient", "squares", "sure", "steady", "chance"]
+
+
+def entries(share: float, by: Measure = "gradient", at_once: bool = False, where: str = "") -> Way:
     """A share of the entries of each weight with a word in its name, or of all of these at once: those with the largest
-    gradients, with the largest squared gradients of single rows, or any."""
+    gradients, with the largest squared gradients of single rows, with the largest gradients less their standard error,
+    or in units of it, or any."""
 
     def way(source: NetworkDenoiser, rows: Tensor) -> NetworkDenoiser:
         model = copy.deepcopy(source).requires_grad_(True)
         if by == "chance":
             generator = torch.Generator(rows.device).manual_seed(0)
             size = {n: torch.rand(w.shape, device=w.device, generator=generator) for n, w in model.named_parameters()}
+        elif by in ("sure", "steady"):
+            some, few = rows[:1024], 8
+            mean, squares = gradient(source, some, few), gradient(source, some, few, 2)
+            parts, size = -(-len(some) // few), {}
+            for name, total in mean.items():
+                error = (squares[name] / parts - (total / parts) ** 2).clamp(min=0).div(parts).sqrt()
+                ahead = (total / parts).abs()
+                size[name] = ahead - error if by == "sure" else ahead / error.clamp(min=1e-12)
         else:
-            size = gradient(source, rows) if by == "gradient" else gradient(source, rows[:256], 1, 2)
-        size = {name: value.abs() for name, value in size.items() if where in name}
+            found = gradient(source, rows) if by == "gradient" else gradient(source, rows[:256], 1, 2)
+            size = {name: value.abs() for name, value in found.items()}
+        size = {name: value for name, value in size.items() if where in name}
         every, count = torch.cat([value.flatten() for value in size.values()]), 0
         bound = every.topk(int(share * len(every))).values[-1]
         for name, weight in model.named_parameters():
@@ -148,6 +159,8 @@ WAYS: dict[str, tuple[Way, tuple[float, ...]]] = {
     "2 % of each weight": (entries(0.02), (3e-4, 6e-4, 1.2e-3)),
     "6.8 % of each weight": (entries(0.068), (1.5e-4, 3e-4, 6e-4, 1.2e-3)),
     "6.8 %, squared gradients": (entries(0.068, "squares"), (3e-4, 6e-4)),
+    "6.8 %, sure gradients": (entries(0.068, "sure"), (1.5e-4, 3e-4, 6e-4)),
+    "6.8 %, steady gradients": (entries(0.068, "steady"), (3e-4, 6e-4)),
     "6.8 %, any": (entries(0.068, "chance"), (3e-4, 6e-4, 1.2e-3)),
     "6.8 % of all at once": (entries(0.068, at_once=True), (3e-4, 6e-4)),
     "15.8 % of the blocks": (entries(0.158, where="blocks"), (3e-4, 6e-4)),
