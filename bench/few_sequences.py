@@ -85,28 +85,33 @@ def low_rank(rank: int, head: bool = False, tied: bool = False, norms: bool = Fa
 Measure = Literal["gradient", "squares", "sure", "steady", "chance"]
 
 
+def sizes(source: NetworkDenoiser, rows: Tensor, by: Measure) -> dict[str, Tensor]:
+    """What each entry counts for, by weight: its gradient, its squared gradients of single rows, its gradient less the
+    standard error or in units of it, or a random number."""
+    if by == "chance":
+        generator = torch.Generator(rows.device).manual_seed(0)
+        return {n: torch.rand(w.shape, device=w.device, generator=generator) for n, w in source.named_parameters()}
+    if by == "gradient":
+        return {name: total.abs() for name, total in gradient(source, rows).items()}
+    if by == "squares":
+        return gradient(source, rows[:256], 1, 2)
+    some, each = rows[:1024], 8
+    totals, squares, parts = gradient(source, some, each), gradient(source, some, each, 2), -(-len(some) // each)
+    found = {}
+    for name, total in totals.items():
+        mean = (total / parts).abs()
+        error = (squares[name] / parts - mean**2).clamp(min=0).div(parts).sqrt()
+        found[name] = mean - error if by == "sure" else mean / error.clamp(min=1e-12)
+    return found
+
+
 def entries(share: float, by: Measure = "gradient", at_once: bool = False, where: str = "") -> Way:
-    """A share of the entries of each weight with a word in its name, or of all of these at once: those with the largest
-    gradients, with the largest squared gradients of single rows, with the largest gradients less their standard error,
-    or in units of it, or any."""
+    """A share of the entries of each weight with a word in its name, or of all of these at once: the largest by some
+    measure."""
 
     def way(source: NetworkDenoiser, rows: Tensor) -> NetworkDenoiser:
         model = copy.deepcopy(source).requires_grad_(True)
-        if by == "chance":
-            generator = torch.Generator(rows.device).manual_seed(0)
-            size = {n: torch.rand(w.shape, device=w.device, generator=generator) for n, w in model.named_parameters()}
-        elif by in ("sure", "steady"):
-            some, few = rows[:1024], 8
-            mean, squares = gradient(source, some, few), gradient(source, some, few, 2)
-            parts, size = -(-len(some) // few), {}
-            for name, total in mean.items():
-                error = (squares[name] / parts - (total / parts) ** 2).clamp(min=0).div(parts).sqrt()
-                ahead = (total / parts).abs()
-                size[name] = ahead - error if by == "sure" else ahead / error.clamp(min=1e-12)
-        else:
-            found = gradient(source, rows) if by == "gradient" else gradient(source, rows[:256], 1, 2)
-            size = {name: value.abs() for name, value in found.items()}
-        size = {name: value for name, value in size.items() if where in name}
+        size = {name: value for name, value in sizes(source, rows, by).items() if where in name}
         every, count = torch.cat([value.flatten() for value in size.values()]), 0
         bound = every.topk(int(share * len(every))).values[-1]
         for name, weight in model.named_parameters():

@@ -1,7 +1,10 @@
 """A recipe at toy size."""
 
 import copy
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 NETWORK = {"width": 8, "depth": 1, "heads": 2}
 FIT = {"batch_size": 16, "evaluation_rows": 64}
@@ -38,6 +41,14 @@ RECIPE: dict[str, Any] = {
         {"method": "gtl-local", "fractions": [0.5, 0.1], "gammas": [1.5], "shares": [0], "likelihood": True},
     ],
 }  # fmt: skip
+
+SOURCE = [{"share": 0}]
+"""A world in which nothing is adapted."""
+RUN = "reproduce arxiv --recipe toy.yaml --out out"
+
+
+def write_recipe(**changes: Any) -> None:
+    Path("toy.yaml").write_text(yaml.safe_dump(RECIPE | changes))
 
 
 def changed(*path: str | int, to: Any = ...) -> dict[str, Any]:

@@ -13,7 +13,7 @@
 A row of a sample has the seed 10 S + D; one of a likelihood has S.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -105,9 +105,9 @@ def merged(first: Flags, second: Flags) -> Flags:
     return both
 
 
-def number(fraction: float, rows: int) -> int:
-    """Sequences that a fraction of all rows is."""
-    return max(2, round(fraction * rows))
+def numbers(fractions: Iterable[float], rows: int) -> list[int]:
+    """Sequences that fractions of all rows are; small ones may be the same."""
+    return list(dict.fromkeys(max(2, round(fraction * rows)) for fraction in fractions))
 
 
 def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece]:
@@ -126,30 +126,28 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
         about = about | {"method": "real", "draw": 0, "count": recipe.sample["count"]}
         yield judged(recipe, places, "real", places.out / "real", (places.data,), about)
     rows = meta.splits["train"].segments
-    sizes = dict.fromkeys(number(fraction, rows) for fraction in world.fractions)  # small ones may be the same
     wanted = {
-        (sweep.method, number(fraction, rows), subset): sweep
+        (sweep.method, n, subset): sweep
         for sweep in sweeps
-        for subset, fraction in product(sweep.subsets or (), sweep.fractions)
+        for subset, n in product(sweep.subsets or (), numbers(sweep.fractions, rows))
     }
-    for subset, n, group in product(recipe.subsets, sizes, world.groups):
-        fit, models = fitted(recipe, places, n, subset, group)
+    fits: list[tuple[int, int, list[str], Variant | None]] = [
+        *product(recipe.subsets, numbers(world.fractions, rows), world.groups, [None])
+    ]
+    for variant in () if world.share else recipe.variants:
+        fits += product(recipe.subsets, numbers(variant.fractions, rows), [[variant.method]], [variant])
+    for subset, n, group, kind in fits:
+        fit, models = fitted(recipe, places, n, subset, group, kind)
         yield fit
-        for method, model in models.items():
+        for model in models:
             yield likelihood(recipe, places, model)
             yield from drawn(recipe, places, model, recipe.draws)
-            if sweep := wanted.pop((method, n, subset), None):
+            if sweep := wanted.pop((model.about["method"], n, subset), None):
                 yield from swept(recipe, places, model, sweep)
     for (method, n, subset), sweep in wanted.items():  # what the world does not ask for
-        fit, models = fitted(recipe, places, n, subset, [method])
+        fit, (model,) = fitted(recipe, places, n, subset, [method])
         yield fit
-        yield from swept(recipe, places, models[method], sweep)
-    for subset, variant in product(recipe.subsets, [] if world.share else recipe.variants):
-        for n in dict.fromkeys(number(fraction, rows) for fraction in variant.fractions):
-            fit, models = fitted(recipe, places, n, subset, [variant.method], variant)
-            yield fit
-            yield likelihood(recipe, places, models[variant.method])
-            yield from drawn(recipe, places, models[variant.method], recipe.draws)
+        yield from swept(recipe, places, model, sweep)
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ class Model:
 
 def fitted(
     recipe: Recipe, places: Places, n: int, subset: int, group: list[str], variant: Variant | None = None
-) -> tuple[Piece, dict[str, Model]]:
+) -> tuple[Piece, list[Model]]:
     """One command that adapts, and the model of each of its methods; a variant is of the only one."""
     cell, source = places.cell(n, subset), str(places.model)
     folder = places.out / "adapt" / f"{cell}-{group[0] if variant is None else variant.name}"
@@ -179,12 +177,12 @@ def fitted(
     about: Flags = {"share": places.share, "n": n, "subset": subset}
     if variant is not None:
         about["method"] = variant.name
-    models = {}
+    models = []
     for method in group:
         made = str(folder / method if len(group) > 1 else folder)
         opened = ("--denoiser", made) if is_model(method) else ("--denoiser", source, "--ratio", made)
         here = {"method": method} | about | {"fitted": folder / "target.npy"}
-        models[method] = Model(f"{cell}-{here['method']}", opened, (places.model, folder), here)
+        models.append(Model(f"{cell}-{here['method']}", opened, (places.model, folder), here))
     return Piece("adapt", folder, command, (places.data, places.model), about), models
 
 
