@@ -119,7 +119,7 @@ def told(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("command", "files", "steps"),
-    [(TRAIN, range(10), [3, 6, 9, 12, 14]), (STACK, (0, 6, 9), [2, 4, 2, 4, 2, 4, 2, 4, 0])],
+    [(TRAIN, range(11), [3, 6, 9, 12, 14]), (STACK, (0, 4, 7, 10, 13, 15, 18, 21), [2, 4, 2, 4, 2, 4, 2, 4, 0])],
     ids=["train", "adapt"],
 )
 def test_killed_while_a_file_is_written(tmp_path: Path, start: Callable[..., Any], command: str, files, steps):

@@ -182,6 +182,22 @@ def test_a_second_interruption_loses_nothing(tmp_path: Path):
     assert same(model, whole)
 
 
+@pytest.mark.parametrize("patience", [0, 2])
+def test_a_fit_that_is_over_is_not_repeated(tmp_path: Path, patience: int):
+    """Its state is the weights that were kept, and no more."""
+    settings = replace(SETTINGS, patience=patience, learning_rate=0.3 if patience else 0.02)
+    whole, goal = denoiser()
+    expected = fit(whole, goal, settings, tmp_path)
+    with safe_open(tmp_path / "state.safetensors", "pt") as file:
+        assert set(file.keys()) == {f"weights.{name}" for name, _ in whole.named_parameters()}
+    again, goal = denoiser()
+    logged: list[dict[str, Any]] = []
+    result = fit(again, goal, settings, tmp_path, lambda step: pytest.fail(f"step {step}"), logged.append)
+    assert (outcome(result), result.curve, result.seconds) == (outcome(expected), expected.curve, expected.seconds)
+    assert same(again, whole)
+    assert not (again.training or logged)
+
+
 @pytest.mark.parametrize("change", [{"learning_rate": 0.03}, {"seed": 4}, {"steps": 13}, {"batch_size": 5}])
 def test_a_state_of_other_settings_is_refused(tmp_path: Path, change: dict[str, Any]):
     model, goal = denoiser()

@@ -1,6 +1,7 @@
 """`gtl adapt`: a frozen denoiser and a small target dataset in, a ratio with its gamma out."""
 
 import math
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def adapt(
         run.add("adapt", "source", "nll", before, n=len(x), seed=seed)
     count = len(folds(x, training.folds, held_out, seed)) if training.folds else 1
     with Bar(training.budget * len(methods)) as bar:
-        problem = Problem(training, model, source_data, x, seed, held_out, bar=bar, log=run.log)
+        kept = run.folder / "fits"
+        problem = Problem(training, model, source_data, x, seed, held_out, bar=bar, log=run.log, folder=kept)
         for name in methods:
             folder = run.folder if len(methods) == 1 else run.folder / name
             if run.has(name, len(x), seed, "steps"):  # its last row: it was kept before the run was stopped
@@ -108,6 +110,7 @@ def adapt(
             )
     if len(methods) > 1:
         print("gtl evaluate compares methods under the same noise; the numbers above are each under its own")
+    shutil.rmtree(kept, ignore_errors=True)
     run.finish()
 
 

@@ -4,17 +4,21 @@ A *recipe* trains on the rows that it is given and records, as it goes, how like
 that it would give at each step and each gamma. `Problem.run` takes it over K folds (one split where data is plenty),
 chooses step, gamma and learning rate where the mean over folds is best, and runs it once more on all rows up to that
 step. Every network that is trained on the way counts against the budget, and every method, baselines included, goes
-this way.
+this way. What is trained is kept in a folder, if there is one: a run that was stopped goes on with the fit that it was
+at, and methods that share fits find those of before.
 
 With `folds: 0` nothing is trained twice: one split, the best weights kept, gamma chosen for them (as the paper does).
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from gtl.data.tokens import folds, split
@@ -27,6 +31,7 @@ from gtl.ratio import DifferenceRatio, KNNRatio, NetworkRatio, Ratio
 from gtl.ratio.gamma import GAMMAS, nll_by_gamma
 from gtl.ratio.knn import SETTINGS
 from gtl.score import ScoreDenoiser
+from gtl.train.checkpoint import atomic
 from gtl.train.denoiser import DenoiserObjective
 from gtl.train.likelihood import Judged
 from gtl.train.loop import Diverged, Fit, FitSettings, fit
@@ -43,6 +48,9 @@ __all__ = [
     "Trained",
     "choose",
 ]
+
+SAVE_EVERY = 1000
+"""Steps between two saved states of a fit; it is saved when it is stopped and when it is over in any case."""
 
 
 @dataclass
@@ -155,7 +163,9 @@ class Problem:
     """What learning rates are multiplied by, see `Training.rates`."""
     memory: dict[str, Adapted] = field(default_factory=dict)
     shared: "dict[str, tuple[Attempt, Trained]]" = field(default_factory=dict)
-    known: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, Tensor] = field(default_factory=dict)
+    folder: Path | None = None
+    """Where fits are kept as they go, so that after a stop none begins anew."""
 
     def adapted(self, method: str) -> Adapted:
         """The result of a method, which runs at most once."""
@@ -165,10 +175,16 @@ class Problem:
             self.memory[method] = METHODS[method](self, method)
         return self.memory[method]
 
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
+    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """What `make` gives, made at most once."""
-        if name not in self.known:
+        path = None if self.folder is None else self.folder / f"{name}.safetensors"
+        if name not in self.known and path is not None and path.is_file():
+            self.known[name] = load_file(path, str(self.device))[name]
+        elif name not in self.known:
             self.known[name] = make()
+            if path is not None:
+                with atomic(path) as handle:
+                    handle.write(save({name: self.known[name].cpu()}))
         return self.known[name]
 
     @property
@@ -280,7 +296,7 @@ class Problem:
         settings = FitSettings(
             steps, seed=self.seed, batch_size=t.batch_size, learning_rate=t.learning_rate, warmup=t.warmup,
             weight_decay=t.weight_decay, ema=t.ema, patience=t.patience, evaluate_every=t.evaluate_every,
-            evaluation_rows=t.evaluation_rows, precision=t.precision, compile=t.compile,
+            evaluation_rows=t.evaluation_rows, precision=t.precision, compile=t.compile, save_every=SAVE_EVERY,
         )  # fmt: skip
         settings = replace(settings, **changes)
         settings.learning_rate *= self.rate
@@ -291,6 +307,7 @@ class Problem:
             model,
             objective,
             settings,
+            None if self.folder is None else self.folder / re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-"),
             on_step=None if bar is None else lambda step: bar.advance(step / steps),
             log=None if log is None else lambda metrics: log({"network": f"{self.label}{name}", **metrics}),
         )

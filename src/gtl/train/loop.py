@@ -147,6 +147,8 @@ class State:
         self.average = [p.detach().clone() for p in self.weights]
         self.best = [p.detach().clone() for p in self.weights]
         self.step, self.best_step, self.stale, self.best_loss, self.seconds = 0, 0, 0, math.inf, 0.0
+        self.done = False
+        """Whether the fit is over; then the weights are those that are kept, and nothing else is known."""
         self.curve: dict[int, list[float]] = {}
 
     def follow(self, decay: float) -> None:
@@ -164,13 +166,12 @@ class State:
 
     def save(self, path: Path, settings: FitSettings) -> None:
         """Writes the state as one safetensors file."""
-        tensors: dict[str, Tensor] = {}
-        for index, name in enumerate(self.names):
-            tensors |= {f"weights.{name}": self.weights[index].detach(), f"average.{name}": self.average[index]}
-            tensors[f"best.{name}"] = self.best[index]
+        tensors = {f"weights.{name}": weight.detach() for name, weight in zip(self.names, self.weights, strict=True)}
+        for index, name in enumerate(() if self.done else self.names):
+            tensors |= {f"average.{name}": self.average[index], f"best.{name}": self.best[index]}
             for key, value in self.optimizer.state[self.weights[index]].items():
                 tensors[f"optimizer.{key}.{name}"] = value
-        numbers = {key: getattr(self, key) for key in ("step", "best_step", "stale", "seconds")}
+        numbers = {key: getattr(self, key) for key in ("step", "best_step", "stale", "seconds", "done")}
         numbers["curve"] = list(self.curve.items())
         numbers["best_loss"] = None if math.isinf(self.best_loss) else self.best_loss
         metadata = {"numbers": json.dumps(numbers), "settings": json.dumps(asdict(settings))}
@@ -187,7 +188,7 @@ class State:
             metadata = file.metadata()
             if json.loads(metadata["settings"]) != asdict(settings):
                 raise ValueError(f"{path}: was saved under other settings; use them, or remove the file to start over")
-            numbers = json.loads(metadata["numbers"])
+            numbers = {"done": False} | json.loads(metadata["numbers"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         shapes = {key: value.shape for key, value in tensors.items() if key.startswith("weights.")}
         if shapes != {f"weights.{name}": p.shape for name, p in zip(self.names, self.weights, strict=True)}:
@@ -196,7 +197,7 @@ class State:
             for index, name in enumerate(self.names):
                 weight = self.weights[index]
                 for key, value in (("weights", weight), ("average", self.average[index]), ("best", self.best[index])):
-                    value.copy_(tensors[f"{key}.{name}"])
+                    value.copy_(tensors[f"{'weights' if numbers['done'] else key}.{name}"])
                 prefix, suffix = "optimizer.", f".{name}"
                 self.optimizer.state[weight] = {
                     key[len(prefix) : -len(suffix)]: v.to(weight.device)
@@ -261,7 +262,8 @@ def fit(
         model: the network; parameters that need no gradient are left alone.
         objective: data and loss.
         settings: see `FitSettings`.
-        folder: where the state is saved as `state.safetensors`; a state found there is resumed.
+        folder: where the state is saved as `state.safetensors`; a state found there is resumed, and a fit that is over
+            is not repeated.
         on_step: called after every step with the number of steps done.
         log: called with the metrics of every evaluation.
     """
@@ -291,7 +293,7 @@ def fit(
     skipped, looked, passed = torch.zeros((), device=device), state.step, 0  # steps whose gradient was not finite
     whole = True  # whether the state is that of a finished step, its evaluation included
     try:
-        while state.step < last:
+        while state.step < last and not state.done:
             step = state.step
             batch = {}
             for number, (name, x) in enumerate(train.items()):
@@ -352,13 +354,16 @@ def fit(
         if whole:  # otherwise the last saved state is the one to go on from
             save_state()
         raise
-    state.swap(state.average if held_out is None else state.best)
+    if not state.done:
+        state.swap(state.average if held_out is None else state.best)
+        state.done, state.seconds = True, time.perf_counter() - started
+        save_state()
     model.eval()
     return Fit(
         steps=state.step,
         best_step=state.step if held_out is None else state.best_step,
         held_out=None if held_out is None else state.best_loss,
-        seconds=time.perf_counter() - started,
+        seconds=state.seconds,
         weights=sum(p.numel() for p in weights),
         curve=state.curve,
     )

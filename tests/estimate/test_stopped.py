@@ -1,0 +1,87 @@
+"""An adaptation that was stopped goes on with the fit that it was at, and ends bit for bit as if nothing had happened."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_sparse import sparse_problem
+
+from gtl.estimate import Adapted, Problem
+from gtl.guidance import Guided
+from gtl.train.loop import State
+
+GROUP = ("finetuned", "gtl-sparse", "gtl-blend")
+CHANGES: dict[str, Any] = {"budget": 40, "folds": 2, "rates": (0.5, 1), "evaluate_every": 2, "unigram": True}
+
+
+class Stopping:
+    """A log that presses Ctrl-C at its k-th line."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, metrics: dict[str, Any]) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by every gradient step."""
+    taken, follow = [], State.follow
+
+    def counted(state: State, decay: float) -> None:
+        taken.append(state.step)
+        follow(state, decay)
+
+    monkeypatch.setattr(State, "follow", counted)
+    return taken
+
+
+def all_of(made: Problem, methods: tuple[str, ...]) -> list[Adapted]:
+    return [made.adapted(method) for method in methods]
+
+
+def law(made: Adapted, problem: Problem) -> torch.Tensor:
+    """What a target model expects of one corruption."""
+    z, t = torch.full_like(problem.target[:2], problem.source.process.mask_id or 0), torch.full((2,), 0.9)
+    model = made.denoiser if made.ratio is None else Guided(made.denoiser, made.ratio)
+    return model(z, t).log_probs
+
+
+@pytest.mark.parametrize("methods", [GROUP, ("lora",), ("finetuned-iw",), ("gtl-paper-sum",), ("gtl-local",)])
+def test_goes_on_where_it_stopped(tmp_path: Path, steps: list[int], methods: tuple[str, ...]):
+    def fresh(**changes: Any) -> Problem:
+        return replace(sparse_problem(**CHANGES), **changes)
+
+    expected = all_of(fresh(), methods)
+    whole, each = len(steps), CHANGES["budget"] // 5
+    lines: list[Any] = []
+    all_of(fresh(log=lines.append, folder=tmp_path / "unbroken"), methods)
+    assert len(steps) == 2 * whole
+    for at in sorted({2, len(lines) // 2, len(lines) - 1}):
+        steps.clear()
+        folder = tmp_path / str(at)
+        with pytest.raises(KeyboardInterrupt):
+            all_of(fresh(log=Stopping(at), folder=folder), methods)
+        before = len(steps)
+        assert 0 < before <= whole
+        made = all_of(fresh(folder=folder), methods)
+        assert len(steps) - whole <= each  # at most the fit that was being looked at
+        for one, other in zip(made, expected, strict=True):
+            assert (one.score, one.gamma, one.steps, one.weights) == (
+                other.score, other.gamma, other.steps, other.weights,
+            )  # fmt: skip
+            assert torch.equal(law(one, fresh()), law(other, fresh()))
+
+
+def test_what_is_made_once_is_kept(tmp_path: Path):
+    """Which entries move must not change with a stop, were it only by a rounding."""
+    made = sparse_problem()
+    places = replace(made, folder=tmp_path).once("places", lambda: torch.tensor([3, 1]))
+    again = replace(made, folder=tmp_path, known={}).once("places", lambda: torch.tensor([4]))
+    assert again.equal(places)
+    assert replace(made, known={}).once("places", lambda: torch.tensor([4])).tolist() == [4]
