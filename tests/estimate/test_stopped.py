@@ -1,4 +1,4 @@
-"""An adaptation that was stopped goes on with the fit that it was at, and ends bit for bit as if nothing had happened."""
+"""An adaptation that was stopped goes on with the fit that it was at, and ends bit for bit like one that was not."""
 
 from dataclasses import replace
 from pathlib import Path
