@@ -19,7 +19,7 @@ from gtl.memory import by_chunks
 from gtl.nn.dit import DiT, gather_positions
 from gtl.process import Masked, Mixing, Process, stratified
 
-__all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "fingerprint", "masked_nll", "nelbo", "nll"]
+__all__ = ["Denoiser", "NetworkDenoiser", "Prediction", "fingerprint", "masked_nll", "nelbo", "nelbo_at", "nll"]
 
 MOST_CELLS = 2**27
 """Log-probabilities that a likelihood holds at once."""
@@ -175,9 +175,18 @@ def nelbo(
     process = denoiser.process
     t = process.times(len(x), x.device, generator)
     z = process.corrupt(x, t, generator)
-    if forward is None and isinstance(process, Masked) and type(denoiser) is NetworkDenoiser:
+    if forward is None:
+        return nelbo_at(denoiser, x, z, t)
+    return process.nelbo(x, z, t, forward(z, t).log_probs, denoiser.timeless)
+
+
+def nelbo_at(denoiser: Denoiser, x: Tensor, z: Tensor, t: Tensor) -> Tensor:
+    """The same of corruptions that are given: x and z (B, L), t (B,) -> (B,). Under masked noise a network's head runs
+    at masked positions alone, so many at a time."""
+    process = denoiser.process
+    if isinstance(process, Masked) and type(denoiser) is NetworkDenoiser:
         return process.weigh(denoiser.surprise(x, z, t), z, t, denoiser.timeless)
-    return process.nelbo(x, z, t, (denoiser if forward is None else forward)(z, t).log_probs, denoiser.timeless)
+    return process.nelbo(x, z, t, denoiser(z, t).log_probs, denoiser.timeless)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from gtl.denoiser import NetworkDenoiser
 from gtl.estimate import Problem, Training
 from gtl.estimate.base import Attempt, Recipe
 from gtl.estimate.baselines import recipe as baseline
-from gtl.estimate.borrow import log_weights, out_of_fold, weigh
+from gtl.estimate.borrow import out_of_fold, weigh, weights_of
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
 from gtl.estimate.sequence import direct
@@ -155,7 +155,7 @@ def diagnose(
     gains = {name: held_out_gain(problem, attempt, parts) for name, attempt in attempts.items()}
     tried = attempts["local"].tried
     of_target = out_of_fold(problem, tried, parts).numpy()
-    of_source = torch.stack([log_weights(denoiser, made, source, seed) for made in tried]).mean(0).numpy()
+    of_source = weights_of(problem, tried, source).mean(0).numpy()
     evidence = stack_evidence(problem, attempts, parts)
     weights = select_weights(evidence)
     bins, error = reliability(of_target, of_source)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from test_lora import denoiser
 
-from gtl.denoiser import NetworkDenoiser
+from gtl.denoiser import Denoiser, NetworkDenoiser
 from gtl.estimate import METHODS, Problem, Training
 from gtl.estimate.base import Trained
 from gtl.estimate.borrow import Weighing, borrowing, log_weights, weigh
@@ -47,6 +48,17 @@ class Parametered(ExactDenoiser):
         self.place = torch.nn.Parameter(torch.zeros(1))
 
 
+class Wrapped(Denoiser):
+    """The same, but for its type."""
+
+    def __init__(self, inner: NetworkDenoiser) -> None:
+        super().__init__()
+        self.inner, self.process, self.timeless = inner, inner.process, inner.timeless
+
+    def forward(self, z, t=None, positions=None):
+        return self.inner(z, t, positions)
+
+
 def test_the_nelbo_difference_of_exact_models_is_the_log_ratio() -> None:
     process = Masked(4)
     laws = [MarkovChain(chain(stay), process) for stay in (0.2, 0.7)]
@@ -54,10 +66,31 @@ def test_the_nelbo_difference_of_exact_models_is_the_log_ratio() -> None:
     wanted = ExactRatio(*laws).log_value(x)
     source = Parametered(laws[0])
     made = Trained(source, Conditional(*laws), [])
-    found = torch.stack([log_weights(source, made, x, seed, draws=60) for seed in range(10)])
+    found = torch.stack([log_weights(source, [made], x, seed, draws=60)[0] for seed in range(10)])
     error = found.std(0) / 10**0.5
     assert float(((found.mean(0) - wanted) / error).abs().max()) < 6
     assert float(error.mean()) < 0.2
+
+
+@pytest.mark.parametrize("kind", ["masked", "uniform"])
+def test_several_models_at_once(kind: str) -> None:
+    """Each says what it says alone, of the same corruptions; a network whose head runs at masks alone, what it says
+    everywhere; in bf16, about that."""
+    sources, x = [denoiser(kind) for _ in range(3)], sequences(chain(0.5), 30, 6, 0)
+    for number, other in enumerate(sources[1:]):
+        torch.manual_seed(number)
+        for weight in other.parameters():
+            weight.data += 0.1 * torch.randn_like(weight)
+    tried = [Trained(other, None, []) for other in sources[1:]]
+    both = log_weights(sources[0], tried, x, 0)
+    assert both.shape == (2, 30)
+    for made, values in zip(tried, both, strict=True):
+        assert torch.allclose(log_weights(sources[0], [made], x, 0)[0], values, atol=1e-5)
+    everywhere = [Trained(Wrapped(each), None, []) for each in sources[1:]]
+    assert torch.allclose(log_weights(sources[0], everywhere, x, 0), both, atol=1e-4)
+    rounded = log_weights(sources[0], tried, x, 0, precision="bf16")
+    assert not torch.equal(rounded, both)
+    assert float((rounded - both).std()) < 0.1 * float(both.std())
 
 
 def test_a_sequence_ratio_says_it_itself() -> None:
@@ -65,7 +98,7 @@ def test_a_sequence_ratio_says_it_itself() -> None:
     laws = [MarkovChain(chain(stay), process) for stay in (0.2, 0.7)]
     ratio, x = ExactRatio(*laws), sequences(chain(0.5), 10, 6, 0)
     source = Parametered(laws[0])
-    assert torch.equal(log_weights(source, Trained(source, ratio, []), x, 0), ratio.log_value(x))
+    assert torch.equal(log_weights(source, [Trained(source, ratio, [])], x, 0)[0], ratio.log_value(x))
 
 
 def test_rows_that_join_follow_the_target() -> None:

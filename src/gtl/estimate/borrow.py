@@ -23,13 +23,15 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
-from gtl.denoiser import Denoiser
+from gtl.denoiser import Denoiser, NetworkDenoiser, nelbo_at
 from gtl.estimate.base import Adapted, Method, Problem, Recipe, Trained
+from gtl.process import Masked
 from gtl.ratio import SequenceRatio
 from gtl.ratio.gamma import rows_that_fit
+from gtl.speed import Precision
 from gtl.train.loop import mix
 
-__all__ = ["ENDING", "Weighing", "borrowing", "log_weights", "out_of_fold", "weigh"]
+__all__ = ["ENDING", "Weighing", "borrowing", "log_weights", "out_of_fold", "weigh", "weights_of"]
 
 ENDING = "-iw"
 MOST_ROWS = 20_000
@@ -71,32 +73,39 @@ def weigh(target: np.ndarray, source: np.ndarray) -> Weighing:
 
 
 @torch.no_grad()
-def log_weights(source: Denoiser, made: Trained, x: Tensor, seed: int, draws: int = 4, batch: int = 512) -> Tensor:
-    """log r(x) of whole sequences x (N, L) by a trained model: (N,), on the CPU.
+def log_weights(
+    source: Denoiser,
+    tried: Sequence[Trained],
+    x: Tensor,
+    seed: int,
+    draws: int = 4,
+    batch: int = 512,
+    precision: Precision = "fp32",
+) -> Tensor:
+    """log r(x) of whole sequences x (N, L) by each of M trained models: (M, N), on the CPU.
 
-    NELBOs are averaged over `draws` corruptions, their times spread over [0, 1], the same for both models.
+    NELBOs are averaged over `draws` corruptions, their times spread over [0, 1], the same for all models; the source is
+    asked once for all of them.
     """
-    device = next(source.parameters()).device
-    if isinstance(made.ratio, SequenceRatio) and made.ratio.absolute:
-        parts = [
-            made.ratio.log_value(part.to(device), torch.zeros(len(part), device=device)) for part in x.split(batch)
-        ]
-        return torch.cat(parts).cpu()
-    model, process, values = made.model(), source.process, []
-    x = x.to(device)
+    device, process = next(source.parameters()).device, source.process
+    ratios = [made.ratio for made in tried if isinstance(made.ratio, SequenceRatio) and made.ratio.absolute]
+    if ratios:
+        parts = [(part.to(device), torch.zeros(len(part), device=device)) for part in x.split(batch)]
+        return torch.stack([torch.cat([ratio.log_value(*part) for part in parts]).cpu() for ratio in ratios])
+    models, values, x = [made.model() for made in tried], [], x.to(device)
     generator = torch.Generator(device).manual_seed(seed)
-    for part in x.split(rows_that_fit(x, process.num_ids, batch)):
+    narrow = all(type(model) is NetworkDenoiser for model in models) and isinstance(process, Masked)
+    for part in x.split(batch if narrow else rows_that_fit(x, process.num_ids, batch)):
         times = process.times(draws * len(part), device, generator).sort().values.view(draws, -1)
-        total = torch.zeros(len(part), dtype=torch.float64, device=device)
+        total = torch.zeros(len(models), len(part), dtype=torch.float64, device=device)
         for t in times:
             t = t[torch.randperm(len(t), device=device, generator=generator)]
             z = process.corrupt(part, t, generator)
-            q = model(z, t)
-            p = source(z, t).log_probs if q.source is None else q.source
-            total += process.nelbo(part, z, t, p, source.timeless)
-            total -= process.nelbo(part, z, t, q.log_probs, model.timeless)
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                total += nelbo_at(source, part, z, t)
+                total -= torch.stack([nelbo_at(model, part, z, t) for model in models])
         values.append(total / draws)
-    return torch.cat(values).cpu()
+    return torch.cat(values, 1).cpu()
 
 
 def out_of_fold(
@@ -104,7 +113,12 @@ def out_of_fold(
 ) -> Tensor:
     """log r(x) of all held-out rows, each by the model of the fold that held it out: (N,), on the CPU."""
     each = zip(tried, parts, strict=True)
-    return torch.cat([log_weights(problem.source, made, held, problem.seed, draws) for made, (_, held) in each])
+    return torch.cat([weights_of(problem, [made], held, draws)[0] for made, (_, held) in each])
+
+
+def weights_of(problem: Problem, tried: Sequence[Trained], x: Tensor, draws: int = 4) -> Tensor:
+    """`log_weights` of a problem's models."""
+    return log_weights(problem.source, tried, x, problem.seed, draws, precision=problem.training.precision)
 
 
 class Borrowing(Problem):
@@ -121,7 +135,7 @@ class Borrowing(Problem):
         fits = [*first.fits(), *final.fits]
         alone = self.result(final, fits, first.score)
         target = out_of_fold(self, first.tried, parts)
-        source = torch.stack([log_weights(self.source, made, rows, self.seed) for made in first.tried])
+        source = weights_of(self, first.tried, rows)
         draw = np.random.default_rng(mix(self.seed, 9)).random(len(rows))
 
         def joined(own: Tensor, scores: Tensor) -> tuple[Tensor, Weighing]:
