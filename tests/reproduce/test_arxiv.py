@@ -480,34 +480,45 @@ def test_a_sweep_of_a_method_that_no_world_asks_for(again: Path, performed: list
     assert swept == [f"adapt/{cell}", *(f"samples/{cell}-g{gamma}-k2-d3" for gamma in (0, 2))]
 
 
-def test_a_variant(again: Path, performed: list[str]):
-    """A method once more, under other settings: fitted with them, and measured under its own name."""
+def test_a_variant(again: Path, performed: list[str], monkeypatch: pytest.MonkeyPatch):
+    """Methods once more, under other settings: fitted with them, and measured under names of their own; they have no
+    line in the figure."""
+    lines: set[str] = set()
+    monkeypatch.setattr(
+        "gtl.reproduce.collect.by_fraction", lambda path, rows, *_: lines.update(r.method for r in rows)
+    )
     worlds = [{"share": 0, "fractions": [0.002], "methods": ["finetuned"]}, {"share": 0.25}]
+    group = ["finetuned", "gtl-sparse"]
     variants = [
-        {"name": "finetuned-longer", "method": "finetuned", "fractions": [0.002, 0.003],
-         "adapt": {"training": {"budget": 24}}},
+        {"ending": "longer", "method": group, "fractions": [0.002, 0.003], "adapt": {"training": {"budget": 24}}},
         {"method": "lora", "fractions": [0.003]},
-    ]  # fmt: skip
+    ]
     write_recipe(worlds=worlds, sweeps=[], variants=variants)
     gtl(f"{RUN} --stages adapt likelihood sample measure judge figures")
-    cell = "r0-n2-s2-finetuned"
-    assert [name for name in performed if "longer" in name] == [
-        f"adapt/{cell}-longer", f"likelihood/{cell}-longer", *(f"{s}/{cell}-longer-d0" for s in STAGES_OF_SAMPLES)
-    ]  # fmt: skip
-    plain, longer = said(again, f"adapt/{cell}"), said(again, f"adapt/{cell}-longer")
-    assert "--method finetuned --rows 2 --seed 2 " in longer
+    cell = "r0-n2-s2"
+    wanted = [f"adapt/{cell}-finetuned-longer"]
+    for method in group:
+        name = f"{cell}-{method}-longer"
+        wanted += [f"likelihood/{name}", *(f"{stage}/{name}-d0" for stage in STAGES_OF_SAMPLES)]
+    assert [name for name in performed if "longer" in name] == wanted
+    plain, longer = said(again, f"adapt/{cell}-finetuned"), said(again, wanted[0])
+    assert "--method finetuned gtl-sparse --rows 2 --seed 2 " in longer
     assert "--training.budget 24 " in longer
-    assert longer.replace("budget 24", "budget 12").replace("-longer", "") == plain
-    assert "--method lora --rows 2 " in said(again, "adapt/r0-n2-s2-lora")
-    assert f"--denoiser out/adapt/{cell}-longer " in said(again, f"samples/{cell}-longer-d0")
+    assert longer.replace("budget 24", "budget 12").replace("-longer", "").replace(" gtl-sparse", "") == plain
+    assert "--method lora --rows 2 " in said(again, f"adapt/{cell}-lora")
+    for method, flag in zip(group, ("denoiser", "ratio"), strict=True):
+        assert f"--{flag} out/{wanted[0]}/{method} " in said(again, f"samples/{cell}-{method}-longer-d0")
     found = [row for row in read_rows(again / "results.json") if row.experiment == "arxiv"]
     rows = {(r.metric, r.method, r.n, r.seed): r for r in found}
     assert len(rows) == len(found)
     few, many = (rows["steps", name, 2, 2].value for name in ("finetuned", "finetuned-longer"))
     assert 0 < few <= 12 < many <= 24
-    metrics = [{key[0] for key in rows if key[1] == name} for name in ("finetuned", "finetuned-longer", "lora")]
+    names = ("finetuned", "finetuned-longer", "lora", "gtl-sparse-longer")
+    metrics = [{key[0] for key in rows if key[1] == name} for name in names]
     assert metrics[0] == metrics[1] == metrics[2]
+    assert metrics[0] <= metrics[3]
     assert rows["nll", "finetuned-longer", 2, 2].trainable_weights == rows["nll", "finetuned", 2, 2].trainable_weights
+    assert lines == {"finetuned", "source", "real"}
 
 
 def test_a_sweep_of_a_variant(whole: Path):

@@ -10,7 +10,7 @@ from toy_recipe import RECIPE, changed
 
 from gtl.reproduce.recipe import read_recipe
 
-LONGER = {"name": "lora-long", "method": "lora", "fractions": [0.1], "adapt": {"training": {"budget": 24}}}
+LONGER = {"ending": "long", "method": "lora", "fractions": [0.1], "adapt": {"training": {"budget": 24}}}
 
 BAD: dict[str, tuple[Any, str]] = {
     "not a mapping": (["prepare"], "toy.yaml: a mapping is needed"),
@@ -66,12 +66,15 @@ BAD: dict[str, tuple[Any, str]] = {
     "variants": (RECIPE | {"variants": LONGER}, "variants: a list is needed"),
     "variant's method": (RECIPE | {"variants": [LONGER | {"method": "lore"}]}, "unknown method 'lore'"),
     "variant's fraction": (RECIPE | {"variants": [LONGER | {"fractions": [0]}]}, "fraction 0 must be above 0"),
-    "variant's name": (RECIPE | {"variants": [LONGER | {"name": "long"}]}, "'long': the name must be new, lora- and"),
-    "a method's name": (RECIPE | {"variants": [LONGER | {"name": "lora-iw"}]}, "'lora-iw': the name must be new"),
+    "variant's ending": (RECIPE | {"variants": [LONGER | {"ending": "a b"}]}, "'lora-a b': the ending must be letters"),
+    "a method's name": (RECIPE | {"variants": [LONGER | {"ending": "iw"}]}, "'lora-iw': the ending must be letters"),
+    "no methods of a variant": (RECIPE | {"variants": [LONGER | {"method": []}]}, "a variant's method: a list"),
+    "a method of a variant twice": (RECIPE | {"variants": [LONGER | {"method": 2 * ["lora"]}]}, "a variant's method"),
     "two variants": (RECIPE | {"variants": [LONGER, LONGER]}, "'lora-long' is there already"),
-    "no change": (RECIPE | {"variants": [LONGER | {"adapt": {}}]}, "'lora-long': a name of its own and changes"),
-    "no name": (RECIPE | {"variants": [LONGER | {"name": ""}]}, "'lora': a name of its own and changes to adapt"),
+    "no change": (RECIPE | {"variants": [LONGER | {"adapt": {}}]}, "lora: an ending of its name and changes to adapt"),
+    "no ending": (RECIPE | {"variants": [LONGER | {"ending": ""}]}, "lora: an ending of its name and changes to adapt"),
     "a world's method": (RECIPE | {"variants": [{"method": "gtl-local", "fractions": [1]}]}, "'gtl-local' is there"),
+    "variant's subset": (RECIPE | {"variants": [LONGER | {"subsets": [7]}]}, "the variant's subsets [7] are not among"),
     "variants without a world": (changed("worlds", 0) | {"sweeps": [], "variants": [LONGER]}, "where share is 0"),
     "sweep's draw 10": (changed("sweeps", 0, "draws", to=[10]), "draws"),
 }  # fmt: skip

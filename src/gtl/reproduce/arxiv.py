@@ -135,7 +135,7 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
         *product(recipe.subsets, numbers(world.fractions, rows), world.groups, [None])
     ]
     for variant in () if world.share else recipe.variants:
-        fits += product(recipe.subsets, numbers(variant.fractions, rows), [[variant.method]], [variant])
+        fits += product(variant.subsets or (), numbers(variant.fractions, rows), [variant.group], [variant])
     for subset, n, group, kind in fits:
         fit, models = fitted(recipe, places, n, subset, group, kind)
         yield fit
@@ -167,23 +167,23 @@ class Model:
 def fitted(
     recipe: Recipe, places: Places, n: int, subset: int, group: list[str], variant: Variant | None = None
 ) -> tuple[Piece, list[Model]]:
-    """One command that adapts, and the model of each of its methods; a variant is of the only one."""
+    """One command that adapts, and the model of each of its methods."""
     cell, source = places.cell(n, subset), str(places.model)
-    folder = places.out / "adapt" / f"{cell}-{group[0] if variant is None else variant.name}"
+    names = group if variant is None else variant.names
+    folder = places.out / "adapt" / f"{cell}-{names[0]}"
     sides = ("--target", str(places.data / "target"), "--source", str(places.data / "source"))
     chosen = ("--method", *group, "--rows", str(n), "--seed", str(subset))
     flags = recipe.adapt if variant is None else merged(recipe.adapt, variant.adapt)
     command = ("adapt", "--denoiser", source, *sides, *chosen, *words(flags))
     about: Flags = {"share": places.share, "n": n, "subset": subset}
-    if variant is not None:
-        about["method"] = variant.name
     models = []
-    for method in group:
+    for method, name in zip(group, names, strict=True):
         made = str(folder / method if len(group) > 1 else folder)
         opened = ("--denoiser", made) if is_model(method) else ("--denoiser", source, "--ratio", made)
-        here = {"method": method} | about | {"fitted": folder / "target.npy"}
-        models.append(Model(f"{cell}-{here['method']}", opened, (places.model, folder), here))
-    return Piece("adapt", folder, command, (places.data, places.model), about), models
+        here = about | {"method": name, "fitted": folder / "target.npy"}
+        models.append(Model(f"{cell}-{name}", opened, (places.model, folder), here))
+    called = dict(zip(group, names, strict=True))
+    return Piece("adapt", folder, command, (places.data, places.model), about | {"called": called}), models
 
 
 def swept(recipe: Recipe, places: Places, model: Model, sweep: Sweep) -> Iterator[Piece]:

@@ -54,7 +54,7 @@ def renamed(piece: Piece) -> Iterator[Row]:
         metric = NAMES.get(row.metric, row.metric)
         if piece.stage == "adapt":
             if metric in FITTED:
-                yield replace(row, experiment=main, method=method or row.method)
+                yield replace(row, experiment=main, method=about["called"][row.method])
         elif piece.stage == "likelihood":
             if metric.startswith("outside@"):
                 name = f"n_ratio={metric.partition('@')[2]}"
@@ -81,6 +81,8 @@ def draw_figures(recipe: Recipe, out: Path, pieces: Sequence[Piece], command: st
     titles = TITLES | {"real": "real text"}
     write(made[2], summary([row for row in rows if not row.experiment.startswith(SWEPT)], titles))
     main = [row for row in rows if row.experiment == "arxiv"]
+    aside = {name for variant in recipe.variants for name in variant.names}
+    main = [row for row in main if row.method not in aside]
     panels = [metric for metric in PANELS if any(row.metric == metric and row.n is not None for row in main)]
     meta = read_meta(out / "data" / "target")
     if panels and meta is not None:

@@ -109,24 +109,38 @@ class Sweep:
 
 @dataclass
 class Variant:
-    """A further method, or one under other settings, at some fractions, where the source has seen no target."""
+    """Further methods, or some under other settings, at some fractions, where the source has seen no target."""
 
-    method: str
+    method: str | list[str]
+    """Those of a list are adapted by one command."""
     fractions: list[float]
-    name: str = ""
-    """What rows call it; under other settings, the method's name and an ending."""
+    ending: str = ""
+    """Under other settings, what rows add to a method's name."""
     adapt: Flags = field(default_factory=dict)
     """Changes to the recipe's `adapt`."""
+    subsets: list[int] | None = None
+    """Those of the recipe's that it is done for; all by default."""
 
     def __post_init__(self) -> None:
-        check_method(self.method)
+        check_list(self.group, "a variant's method", str)
+        for method in self.group:
+            check_method(method)
         check_fractions(self.fractions)
-        self.name = self.name or self.method
-        if not isinstance(self.adapt, dict) or bool(self.adapt) == (self.name == self.method):
-            raise ValueError(f"variant {self.name!r}: a name of its own and changes to adapt belong together")
-        ending = str(self.name).removeprefix(self.method)
-        if self.name != self.method and (self.name in METHODS or not re.fullmatch(r"-[a-z0-9-]+", ending)):
-            raise ValueError(f"variant {self.name!r}: the name must be new, {self.method}- and an ending")
+        if not isinstance(self.adapt, dict) or bool(self.adapt) != bool(self.ending):
+            raise ValueError(f"variant of {self.group[0]}: an ending of its name and changes to adapt belong together")
+        for name in self.names if self.ending else []:
+            if name in METHODS or not re.fullmatch(r"[a-z0-9-]+", str(self.ending)):
+                raise ValueError(f"variant {name!r}: the ending must be letters and digits, and the name must be new")
+
+    @property
+    def group(self) -> list[str]:
+        """Its methods."""
+        return self.method if isinstance(self.method, list) else [self.method]
+
+    @property
+    def names(self) -> list[str]:
+        """What rows call them."""
+        return [f"{method}-{self.ending}" if self.ending else method for method in self.group]
 
 
 @dataclass
@@ -188,19 +202,27 @@ class Recipe:
         if self.variants and 0 not in shares:
             raise ValueError("variants are fitted where share is 0: no world has that")
         taken = [name for world in self.worlds if not world.share for name in world.names]
+        for name in (name for variant in self.variants for name in variant.names):
+            if name in taken:
+                raise ValueError(f"variant {name!r} is there already")
+            taken.append(name)
         for variant in self.variants:
-            if variant.name in taken:
-                raise ValueError(f"variant {variant.name!r} is there already")
-            taken.append(variant.name)
+            variant.subsets = self.own_subsets(variant.subsets, self.subsets, "variant")
         for sweep in self.sweeps:
-            sweep.subsets = self.subsets[:1] if sweep.subsets is None else sweep.subsets
+            sweep.subsets = self.own_subsets(sweep.subsets, self.subsets[:1], "sweep")
             sweep.shares = shares if sweep.shares is None else sweep.shares
-            check_list(sweep.subsets, "the sweep's subsets", int)
             check_list(sweep.shares, "the sweep's shares", (int, float))
-            if not {*sweep.subsets} <= {*self.subsets}:
-                raise ValueError(f"the sweep's subsets {sweep.subsets} are not among the recipe's, {self.subsets}")
             if not {*sweep.shares} <= {*shares}:
                 raise ValueError(f"the sweep's shares {sweep.shares} are not among the worlds', {shares}")
+
+    def own_subsets(self, given: list[int] | None, default: list[int], whose: str) -> list[int]:
+        """Those of a sweep or a variant, which must be among the recipe's."""
+        if given is None:
+            return default
+        check_list(given, f"the {whose}'s subsets", int)
+        if not {*given} <= {*self.subsets}:
+            raise ValueError(f"the {whose}'s subsets {given} are not among the recipe's, {self.subsets}")
+        return given
 
 
 def read_recipe(path: Path) -> Recipe:
