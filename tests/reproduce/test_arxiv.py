@@ -240,8 +240,9 @@ def test_what_each_piece_was_told(whole: Path):
     sides = "--target out/mixed-0.25/target --source out/mixed-0.25/source "
     assert f"--denoiser out/source-r0.25 {sides}" in said(whole, f"adapt/{mixed}-gtl-paper")
     assert "--data out/mixed-0.25/source " in said(whole, "source-r0.25")
-    assert "--data out/mixed-0.25/target " in said(whole, "likelihood/r0.25-source")
-    assert "--data out/mixed-0.25/target " in said(whole, "judge/r0.25-source-d0")
+    for name in ("likelihood/r0.25-source", "likelihood/r0.25-outside", "judge/r0.25-source-d0"):
+        assert "--data out/data/target " in said(whole, name)
+    assert "--data out/data/target --source out/data/source " in said(whole, "measure/r0.25-source-d0")
     assert len(np.load(whole / "adapt" / f"{cell}-gtl-paper" / "target.npy")) == 27
     real = np.load(whole / "real" / "samples.npy")
     assert (real == np.load(whole / "data" / "target" / "train.npy")[:100]).all()

@@ -53,6 +53,11 @@ class Places:
         return self.out / (f"mixed-{self.share:g}" if self.share else "data")
 
     @property
+    def judges(self) -> Path:
+        """The folder of both domains whose held-out rows no source has seen: one judge for all worlds."""
+        return self.out / "data"
+
+    @property
     def model(self) -> Path:
         """The source model."""
         return self.out / (f"source-r{self.share:g}" if self.share else "source")
@@ -124,7 +129,7 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
     yield from drawn(recipe, places, source, recipe.draws)
     if not world.share:
         about = about | {"method": "real", "draw": 0, "count": recipe.sample["count"]}
-        yield judged(recipe, places, "real", places.out / "real", (places.data,), about)
+        yield judged(recipe, places, "real", places.out / "real", (places.judges,), about)
     rows = meta.splits["train"].segments
     wanted = {
         (sweep.method, n, subset): sweep
@@ -204,24 +209,24 @@ def likelihood(recipe: Recipe, places: Places, model: Model) -> Piece:
     flags = dict(recipe.likelihood)
     if by_candidates(model.about["method"]):
         flags |= {key: recipe.planned[key] for key in ("n_ratio", "places") if key in recipe.planned}
-    command = ("evaluate", "--data", str(places.data / "target"), *model.words, *words(flags | model.extra))
+    command = ("evaluate", "--data", str(places.judges / "target"), *model.words, *words(flags | model.extra))
     folder = places.out / "likelihood" / model.name
-    return Piece("likelihood", folder, command, (places.data, *model.needs), model.about)
+    return Piece("likelihood", folder, command, (places.judges, *model.needs), model.about)
 
 
 def outside(recipe: Recipe, places: Places, source: Model, counts: list[int]) -> Piece:
     """The target mass outside the source's candidates."""
     flags = recipe.likelihood | {"denoiser": places.model, "outside": counts}
-    command = ("evaluate", "--data", str(places.data / "target"), *words(flags))
+    command = ("evaluate", "--data", str(places.judges / "target"), *words(flags))
     folder = places.out / "likelihood" / f"r{places.share:g}-outside"
-    return Piece("likelihood", folder, command, (places.data, *source.needs), source.about | {"outside": True})
+    return Piece("likelihood", folder, command, (places.judges, *source.needs), source.about | {"outside": True})
 
 
 def drawn(recipe: Recipe, places: Places, model: Model, draws: list[int]) -> Iterator[Piece]:
     """Samples of a model, and what is measured of them."""
-    meta = read_meta(places.data / "target")
+    meta = read_meta(places.judges / "target")
     assert meta is not None
-    flags, needs = recipe.sample | {"length": meta.length, "tokenizer": str(places.data / "target")}, model.needs
+    flags, needs = recipe.sample | {"length": meta.length, "tokenizer": str(places.judges / "target")}, model.needs
     if by_candidates(model.about["method"]):
         flags |= {key: value for key, value in recipe.planned.items() if key != "places"}
         if recipe.planner is not None:
@@ -231,16 +236,16 @@ def drawn(recipe: Recipe, places: Places, model: Model, draws: list[int]) -> Ite
         about = model.about | {"draw": draw, "first": draw == draws[0]}
         command = ("sample", *model.words, *words(flags | model.extra | {"seed": draw}))
         yield Piece("sample", folder, command, needs, about)
-        train = about.get("fitted", places.data / "target")
-        sides = {"data": places.data / "target", "source": places.data / "source", "train": train}
+        train = about.get("fitted", places.judges / "target")
+        sides = {"data": places.judges / "target", "source": places.judges / "source", "train": train}
         command = ("evaluate", "--samples", str(folder / "samples.npy"), *words(sides | recipe.measure))
-        yield Piece("measure", places.out / "measure" / folder.name, command, (places.data, folder), about)
-        yield judged(recipe, places, folder.name, folder, (places.data, folder), about)
+        yield Piece("measure", places.out / "measure" / folder.name, command, (places.judges, folder), about)
+        yield judged(recipe, places, folder.name, folder, (places.judges, folder), about)
 
 
 def judged(recipe: Recipe, places: Places, name: str, samples: Path, needs: tuple[Path, ...], about: Flags) -> Piece:
     """MAUVE of a folder's samples against held-out target."""
-    sides = ("--data", str(places.data / "target"), "--samples", str(samples / "samples.npy"))
+    sides = ("--data", str(places.judges / "target"), "--samples", str(samples / "samples.npy"))
     command = ("evaluate", *sides, "--metrics", "mauve", *words(recipe.judge))
     return Piece("judge", places.out / "judge" / name, command, needs, about)
 
