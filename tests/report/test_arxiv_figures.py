@@ -238,6 +238,17 @@ def test_the_sweep():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["64", "256", "1024", "all"]
 
 
+def test_real_text_in_the_sweep():
+    """A line straight across, and a domain score is better the nearer it is."""
+    real = [row("real", value, None, metric=metric) for metric, value in (("domain", 0.2), ("mauve", 0.9))]
+    figure = sweep_figure(sweep_rows("0") + real, ["domain", "mauve", "outside"])
+    for ax, wanted in zip(figure.axes, ([0.2], [0.9], []), strict=True):
+        flat = [line.get_ydata()[0] for line in ax.get_lines() if line.get_label() == "real text"]
+        assert flat == wanted
+    assert figure.axes[0].get_ylabel() == "domain score\n(nearer to real text is better)"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["64", "256", "1024", "all", "real text"]
+
+
 def test_rows_that_are_no_part_of_the_sweep():
     good = sweep_rows("0.05")
     bad = [Row(**{**vars(r), "experiment": "arxiv"}) for r in good]

@@ -159,8 +159,8 @@ def fraction_figure(rows: Sequence[Row], panels: Sequence[str], titles: dict[str
             cut(ax, {(names.get(m, m), n): v for (_, m, n), v in means.items()}, means[metric, "source", None])
         log_ticks(ax, numbers, [f"{n:,}\n{percent(n / whole)}" for n in numbers])
         ax.set_xlabel("target sequences n, and their share of all", fontsize=MEDIUM)
-        better = "nearer to real text" if metric == "domain" and (metric, "real", None) in cells else BETTER[metric]
-        ax.set_title(f"{names.get(metric, metric)} ({better} is better)", fontsize=MEDIUM)
+        known = better(metric, (metric, "real", None) in cells)
+        ax.set_title(f"{names.get(metric, metric)} ({known})", fontsize=MEDIUM)
     legend(figure, axes.flat[: len(panels)], room=axes.flat[-1] if len(panels) < axes.size else None)
     return figure
 
@@ -170,8 +170,9 @@ def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
     n_ratio, for all n.
 
     Drawn are rows of an experiment arxiv-sweep-METHOD-rSHARE and a method gamma=GAMMA,n_ratio=N, of one METHOD, and for
-    `outside` of arxiv-outside-rSHARE and n_ratio=N.
+    `outside` of arxiv-outside-rSHARE and n_ratio=N; and across all columns, rows of the method `real`.
     """
+    real = {metric: [row.value for row in rows if (row.method, row.metric) == ("real", metric)] for metric in panels}
     cells: dict[tuple[str, float, int | None, str], dict[float, list[float]]] = {}
     for row in rows:
         if row.metric in panels and (place := place_of(row)) is not None:
@@ -194,12 +195,16 @@ def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
             points = dict(sorted(cells.get((metric, share, None, ""), {}).items()))
             curve(ax, [*points], [*points.values()], Look("#222222", "o", "-"), "")
             log_ticks(ax, [*points], [f"{count:.0f}" for count in points])
+        if real[metric]:
+            ax.axhline(
+                statistics.fmean(real[metric]), color="#222222", linewidth=0.8, linestyle=FLAT[1], label="real text"
+            )
         ax.set_xlabel("n_ratio" if metric == "outside" else "guidance strength gamma", fontsize=MEDIUM)
         title = f"r = {share:g}" + (f", n = {n:,}" if n else "")
         ax.set_title(title if at == 0 else "", fontsize=MEDIUM)
         if column == 0:
-            ax.set_ylabel(f"{NAMES.get(metric, metric)}\n({BETTER[metric]} is better)", fontsize=MEDIUM)
-    if lines != ["all"]:
+            ax.set_ylabel(f"{NAMES.get(metric, metric)}\n({better(metric, bool(real[metric]))})", fontsize=MEDIUM)
+    if lines != ["all"] or any(real.values()):
         legend(figure, axes.flat, "n_ratio")
     return figure
 
@@ -213,6 +218,11 @@ def place_of(row: Row) -> tuple[float, str, float] | None:
     if row.metric == "outside":
         return None if gamma is not None or n_ratio == "all" else (share, "", float(n_ratio))
     return None if gamma is None or row.n is None else (share, n_ratio, float(gamma))
+
+
+def better(metric: str, real: bool) -> str:
+    """Which way is better: a domain score below that of real text, where it is known, says nothing good."""
+    return f"{'nearer to real text' if metric == 'domain' and real else BETTER[metric]} is better"
 
 
 def check(panels: Sequence[str], there: set[str]) -> None:

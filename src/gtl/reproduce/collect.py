@@ -33,9 +33,12 @@ def measured(pieces: Iterable[Piece]) -> list[Piece]:
 def rows_of(pieces: Iterable[Piece], command: str) -> list[Row]:
     """The rows of all pieces that are done, each under the name of its method, with that method's weights."""
     rows = [row for piece in measured(pieces) for row in renamed(piece)]
-    weights = {(r.experiment, r.method, r.n): r.trainable_weights for r in rows if r.trainable_weights}
+    weights: dict[tuple[str, str, int | None], int] = {}
+    for row in rows:  # counts are numbers too, and not every subset has them
+        key = row.experiment, row.method, row.n
+        weights[key] = max(weights.get(key, 0), row.trainable_weights or 0)
     return [
-        replace(row, command=command, trainable_weights=weights.get((row.experiment, row.method, row.n)))
+        replace(row, command=command, trainable_weights=weights[row.experiment, row.method, row.n] or None)
         for row in dict.fromkeys(rows)
     ]
 
@@ -94,7 +97,8 @@ def draw_figures(recipe: Recipe, out: Path, pieces: Sequence[Piece], command: st
         panels = [m for m in ("domain", "mauve", "nll", "outside") if any(row.metric == m for row in mine)]
         if panels:
             made.append(out / f"sweep-{one.method}.png")
-            sweep(made[-1], mine, panels)
+            real = [row for row in main if (row.method, row.metric) == ("real", "domain")]
+            sweep(made[-1], mine + real, panels)
     write(made[3], samples_page(shown(recipe, pieces)))
     return made
 
