@@ -16,6 +16,7 @@ from gtl.commands.mix import mix
 from gtl.commands.prepare import prepare
 from gtl.commands.sample import sample
 from gtl.commands.train import train
+from gtl.rank import take_place
 
 __all__ = ["VERBS", "main"]
 
@@ -125,6 +126,7 @@ def by_position(arguments: list[str]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs `gtl VERB ...`."""
+    take_place()
     given = by_position(normalise(sys.argv[1:] if arguments is None else arguments))
     try:
         auto_cli(VERBS, args=given, prog="gtl", parser_class=Parser, as_positional=True)

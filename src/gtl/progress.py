@@ -5,6 +5,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gtl.rank import is_first
+
 __all__ = ["Bar"]
 
 
@@ -12,8 +14,8 @@ class Bar:
     """A job of `total` units of work in named stages; without a terminal it prints one line a stage."""
 
     def __init__(self, total: float, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
-        self.live = self.console.is_terminal
+        self.console = console or Console(stderr=True, quiet=not is_first())
+        self.live = self.console.is_terminal and not self.console.quiet
         columns = (
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
             TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("to go"),

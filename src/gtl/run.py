@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import yaml
 
+from gtl.rank import is_first
 from gtl.train.checkpoint import atomic, write_json
 
 __all__ = ["Row", "Run", "check_folder", "command_line", "device_name", "read_rows"]
@@ -113,10 +114,14 @@ class Run:
     def __init__(self, folder: str | Path | None, verb: str, config: dict[str, Any], device: torch.device) -> None:
         """Opens the folder (by default a new one under runs/), or one that was left unfinished by the same config."""
         self.folder = Path(folder) if folder is not None else _new_folder(verb)
-        check_folder(self.folder)
         self.device, self.command = device_name(device), command_line()
         self.rows: list[Row] = []
         self.networks: set[str | None] = set()
+        if not is_first():  # another process opens the folder, at this very moment
+            if (self.folder / "results.json").exists():
+                self.rows = read_rows(self.folder / "results.json")
+            return
+        check_folder(self.folder)
         text = yaml.safe_dump(config, sort_keys=False)
         known = self.folder / "config.yaml"
         self.resumed = known.exists()
@@ -146,6 +151,8 @@ class Run:
 
         A run that is taken up again goes back to its last saved state: what it said of a network after that is dropped.
         """
+        if not is_first():
+            return
         network, step = metrics.get("network"), metrics.get("step", 0)
         if self.resumed and network not in self.networks:
             self._drop_metrics(lambda line: line.get("network") == network and line.get("step", 0) >= step)

@@ -12,6 +12,7 @@ from gtl.data.tokens import check_tokens, folds, read_meta, read_split, read_tok
 from gtl.denoiser import NetworkDenoiser, nll
 from gtl.estimate import METHODS, Adapted, Problem, Training, needs_source
 from gtl.progress import Bar
+from gtl.rank import is_first
 from gtl.ratio import Ratio
 from gtl.run import Run, check_folder
 from gtl.train.checkpoint import load_denoiser, save_model
@@ -110,7 +111,8 @@ def adapt(
             )
     if len(methods) > 1:
         print("gtl evaluate compares methods under the same noise; the numbers above are each under its own")
-    shutil.rmtree(kept, ignore_errors=True)
+    if is_first():
+        shutil.rmtree(kept, ignore_errors=True)
     run.finish()
 
 

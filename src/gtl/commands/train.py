@@ -16,6 +16,7 @@ from gtl.nn.dit import DiT, Pooling
 from gtl.planner import Planner
 from gtl.process import D3PM, Masked, Process, Uniform
 from gtl.progress import Bar
+from gtl.rank import is_first
 from gtl.ratio import NetworkRatio
 from gtl.report.planner import draw
 from gtl.run import Run, check_folder
@@ -236,6 +237,7 @@ def train_into(
             seconds=result.seconds, trainable_weights=result.weights,
         )  # fmt: skip
         said = f"held-out loss {result.held_out:.4f} at step {result.best_step} of {result.steps}"
-    (run.folder / "state.safetensors").unlink(missing_ok=True)  # only now: until here a killed run goes on from it
+    if is_first():
+        (run.folder / "state.safetensors").unlink(missing_ok=True)  # only now: until here a killed run goes on from it
     run.finish()
     print(f"{run.folder}: {said}")

@@ -18,6 +18,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -178,13 +179,13 @@ class Problem:
     def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """What `make` gives, made at most once."""
         path = None if self.folder is None else self.folder / f"{name}.safetensors"
-        if name not in self.known and path is not None and path.is_file():
-            self.known[name] = load_file(path, str(self.device))[name]
-        elif name not in self.known:
-            self.known[name] = make()
-            if path is not None:
+        if name not in self.known:
+            there = path is not None and path.is_file()
+            value = load_file(path)[name].to(self.device) if there else make()  # type: ignore[arg-type]
+            self.known[name] = broadcast(value)
+            if path is not None and not there:
                 with atomic(path) as handle:
-                    handle.write(save({name: self.known[name].cpu()}))
+                    handle.write(save({name: value.cpu()}))
         return self.known[name]
 
     @property

@@ -22,6 +22,7 @@ from gtl.guidance import check_gamma
 from gtl.nn.dit import DiT
 from gtl.planner import Planner
 from gtl.process import make_process
+from gtl.rank import is_first
 from gtl.ratio import RATIOS, Combination, ConditionalRatio, DifferenceRatio, NetworkRatio, Ratio
 from gtl.ratio.successive import SuccessiveRatio
 from gtl.score import ScoreDenoiser
@@ -45,7 +46,12 @@ Model = NetworkDenoiser | Ratio | Planner
 
 @contextmanager
 def atomic(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file that takes the place of `path` only once it is whole and on disk."""
+    """Opens a file that takes the place of `path` only once it is whole and on disk; of several processes that train
+    one network, only the first one's does."""
+    if not is_first():
+        with open(os.devnull, "wb") as nowhere:
+            yield cast(BinaryIO, nowhere)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
     try:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -318,14 +319,17 @@ def fit(
                 state.step += 1
                 state.follow(settings.ema)
                 whole = not due
-            if due and not bool(loss.isfinite()):
-                raise Diverged(f"the loss became {float(loss.detach())} at step {state.step}: lower the learning rate")
+            if due:
+                mean = float(accelerator.reduce(loss.detach(), "mean"))  # processes stop together or not at all
+                if not math.isfinite(mean):
+                    raise Diverged(f"the loss became {mean} at step {state.step}: lower the learning rate")
             if due:
                 lately, passed, since, looked = int(skipped) - passed, int(skipped), state.step - looked, state.step
                 if 2 * lately > since:
                     raise Diverged(f"the gradient was not finite in {lately} of the last {since} steps, up to {looked}")
             if held_out is not None and due:
-                state.curve[state.step] = evaluate(model, objective, held_out, state, settings)
+                found = torch.tensor(evaluate(model, objective, held_out, state, settings), dtype=torch.float64)
+                state.curve[state.step] = broadcast(found.to(device)).tolist()
                 value = min(state.curve[state.step])
                 if not math.isfinite(value):
                     raise Diverged(f"the held-out loss became {value} at step {state.step}: lower the learning rate")
@@ -337,7 +341,7 @@ def fit(
                     log(
                         {
                             "step": state.step,
-                            "loss": float(loss.detach()),
+                            "loss": mean,
                             "held_out": value,
                             "rate": settings.rate(step),
                             "skipped": passed,
