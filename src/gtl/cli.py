@@ -126,9 +126,9 @@ def by_position(arguments: list[str]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs `gtl VERB ...`."""
-    take_place()
     given = by_position(normalise(sys.argv[1:] if arguments is None else arguments))
     try:
+        take_place(given[0] if given else "")
         auto_cli(VERBS, args=given, prog="gtl", parser_class=Parser, as_positional=True)
     except (ValueError, OSError) as error:
         if os.environ.get("GTL_TRACEBACK"):

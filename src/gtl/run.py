@@ -2,6 +2,7 @@
 
     config.yaml   the resolved settings             run.json       seed, git commit, versions, device, command
     metrics.jsonl what training logged              results.json   one row a measurement
+    inputs.json   hashes of what it was made of (adapt)
     FINISHED      written last of all
 
 A folder without the marker is a run that was stopped or killed; the same command takes it up again. What was only half
@@ -140,6 +141,15 @@ class Run:
         seed = config.get("seed", config.get("fit", {}).get("seed", config.get("seeds", 0)))
         about = {"seed": seed, "git_commit": git_commit(), "versions": versions()}
         write_json(self.folder / "run.json", about | {"device": self.device, "command": self.command})
+
+    def made_of(self, inputs: dict[str, str]) -> None:
+        """Keeps hashes of what the run is made of; one that was begun with something else is not gone on with."""
+        path, text = self.folder / "inputs.json", json.dumps(inputs, indent=1)
+        if is_first() and path.exists() and path.read_text() != text:
+            before = json.loads(path.read_text())
+            changed = next((name for name in inputs if before.get(name) != inputs[name]), "something")
+            raise FileExistsError(f"{self.folder} was begun with another {changed}; choose another --out")
+        self.write(path.name, text)
 
     def write(self, name: str, text: str) -> None:
         """Writes a text file of the run atomically."""

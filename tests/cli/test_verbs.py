@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gtl.estimate import Adapted, Problem
 from gtl.progress import Bar
@@ -306,3 +306,36 @@ def test_diagnose(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert names == {"local", "knn", "finetuned"} | ({"sequence"} if model == "denoiser" else set())
     assert (tmp_path / "d" / "diagnosis.png").stat().st_size > 10_000
     assert {row["metric"] for row in rows(tmp_path / "d")} == {"nll_gain"}
+
+
+@pytest.mark.parametrize("changed", ["denoiser", "target", "source"])
+def test_an_unfinished_run_is_not_gone_on_with_other_inputs(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], changed: str
+):
+    """Another model or other sequences at the same path: one line says which, and what was kept stays."""
+    for name in ("src.npy", "tgt.npy"):
+        shutil.copy(shared / name, tmp_path / name)
+    shutil.copytree(shared / "denoiser", tmp_path / "denoiser")
+    monkeypatch.chdir(tmp_path)
+    tiny = "--training.budget 9 --training.folds 2 --training.evaluate_every 2"
+    command = f"adapt denoiser tgt.npy --source src.npy --method finetuned {tiny} --out run"
+    with monkeypatch.context() as patch:
+        patch.setattr("gtl.commands.adapt.keep", interrupted)
+        with pytest.raises(SystemExit):
+            gtl(command)
+    fits = sorted(Path("run/fits").iterdir())
+    assert fits
+    if changed == "denoiser":
+        weights = load_file("denoiser/weights.safetensors")
+        save_file({name: weight + 1 for name, weight in weights.items()}, "denoiser/weights.safetensors")
+    else:
+        path = "tgt.npy" if changed == "target" else "src.npy"
+        np.save(path, np.load(path)[::-1])
+    with pytest.raises(SystemExit):
+        gtl(command)
+    assert f"gtl: run was begun with another {changed}; choose another --out" in capsys.readouterr().err
+    assert sorted(Path("run/fits").iterdir()) == fits
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,5 +1,8 @@
 """Importance-weighted fitting: what joins, how many, and that it does no harm."""
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ from gtl.estimate.borrow import Weighing, borrowing, log_weights, weigh
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
 from gtl.nn.dit import DiT
 from gtl.process import Masked
+from gtl.ratio import LocalRatio
 from gtl.ratio.base import ConditionalRatio
 
 
@@ -172,6 +176,32 @@ def test_it_is_kept_only_where_held_out_rows_like_it(monkeypatch: pytest.MonkeyP
     assert other.borrowed == 0
     assert other.score == plain.score
     assert plain.steps < other.steps <= problem.training.budget
+
+
+@pytest.mark.parametrize("method", ["sparse-iw", "gtl-local-iw", "gtl-knn-iw"])
+def test_in_bf16(method: str) -> None:
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1))
+    made = METHODS[method](replace(problem, training=replace(problem.training, precision="bf16")), method)
+    assert made.borrowed is not None
+
+
+def test_the_source_is_asked_once() -> None:
+    """For plain networks; a guided one has asked it already, and says so."""
+    made = tiny_problem(sequences(chain(0.2), 60, 8, 0), sequences(chain(0.9), 12, 8, 1))
+    asked = 0
+
+    def count(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+
+    made.source.network.blocks[0].register_forward_pre_hook(count)
+    others = [copy.deepcopy(made.source) for _ in range(2)]
+    tried = [Trained(other, None, []) for other in others]
+    guided = [Trained(made.source, LocalRatio.build(made.source, width=8, depth=1, heads=2), []) for _ in range(2)]
+    for models, times in ((tried, 3), (guided, 2)):
+        asked = 0
+        log_weights(made.source, models, made.target, 0, draws=1)
+        assert asked == times  # a copy of the source counts as well
 
 
 @pytest.mark.parametrize("method", ["vanilla-iw", "finetuned-iw", "gtl-local-iw", "gtl-knn-iw"])

@@ -182,6 +182,24 @@ def test_a_second_interruption_loses_nothing(tmp_path: Path):
     assert same(model, whole)
 
 
+def test_a_gradient_that_is_not_finite_counts_in_the_same_interval(tmp_path: Path):
+    """One of the six steps between two looks is no divergence, also where five of them came before a stop."""
+
+    class Spiked(Pull):
+        def loss(self, forward: Any, batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
+            nonlocal calls
+            calls += 1
+            steep = (forward(batch["data"]) * 0).abs().sqrt().mean() if calls == 6 else 0.0
+            return super().loss(forward, batch, generator) + steep
+
+    settings, calls = replace(SETTINGS, evaluate_every=6), 0
+    expected = fit(Number(), Spiked(5, held_out=5), settings)
+    calls = 0
+    with pytest.raises(KeyboardInterrupt):
+        fit(Number(), Spiked(5, held_out=5), settings, tmp_path, interrupt(5))
+    assert outcome(fit(Number(), Spiked(5, held_out=5), settings, tmp_path)) == outcome(expected)
+
+
 @pytest.mark.parametrize("patience", [0, 2])
 def test_a_fit_that_is_over_is_not_repeated(tmp_path: Path, patience: int):
     """Its state is the weights that were kept, and no more."""

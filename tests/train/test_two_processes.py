@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import PartialState
 from small_fits import SETTINGS, Number, Pull, denoiser, outcome
 from torch import Tensor
 
+from gtl.rank import take_place
 from typed import SMALL, gtl
 
 
@@ -37,13 +39,21 @@ def work(rank: int, port: int, folder: Path) -> None:
     """What each process does; it says what it saw in a file of its own."""
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
+        "MASTER_PORT": str(port),
     }  # fmt: skip
     torch.set_num_threads(1)
     os.chdir(folder)
     from gtl.train.loop import Diverged, fit
 
     seen: dict[str, Any] = {}
+    take_place("adapt")
+    seen["processes"] = PartialState().num_processes
+    tiny = "--training.budget 12 --training.folds 2 --training.evaluate_every 2"
+    gtl(f"train denoiser --data src.npy {SMALL} --fit.steps 4 --fit.evaluate_every 2 --out source")
+    try:
+        gtl("mix --source src.npy --target tgt.npy --share 0.5 --out mixed")
+    except SystemExit as error:
+        seen["refused"] = error.code
     settings = replace(SETTINGS, steps=12, evaluate_every=2, patience=2)
     seen["fit"] = outcome(fit(Number(), Apart(5, held_out=5), settings))
     try:
@@ -53,9 +63,7 @@ def work(rank: int, port: int, folder: Path) -> None:
     model, goal = denoiser()
     fit(model, goal, settings)
     seen["weights"] = [float(p.double().sum()) for p in model.parameters()]
-    gtl(f"train denoiser --data src.npy {SMALL} --fit.steps 4 --fit.evaluate_every 2 --out source")
-    tiny = "--training.budget 12 --training.folds 2 --training.evaluate_every 2"
-    gtl(f"adapt source tgt.npy --method finetuned gtl-sparse gtl-blend {tiny} --out adapted")
+    gtl(f"adapt source tgt.npy --method gtl-sparse finetuned gtl-blend {tiny} --out adapted")
     (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
 
 
@@ -94,7 +102,12 @@ def test_they_stop_together(seen: list[dict[str, Any]]):
     assert seen[0]["error"] == seen[1]["error"]
 
 
+def test_other_verbs_are_refused(seen: list[dict[str, Any]]):
+    assert [each["refused"] for each in seen] == [2, 2]
+
+
 def test_they_have_one_network(seen: list[dict[str, Any]]):
+    assert [each["processes"] for each in seen] == [2, 2]
     assert seen[0]["weights"] == seen[1]["weights"]
 
 

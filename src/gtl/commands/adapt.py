@@ -1,15 +1,17 @@
 """`gtl adapt`: a frozen denoiser and a small target dataset in, a ratio with its gamma out."""
 
+import hashlib
 import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gtl.data.prepared import check_meta, same_tokens
 from gtl.data.tokens import check_tokens, folds, read_meta, read_split, read_tokens, split, write_tokens
-from gtl.denoiser import NetworkDenoiser, nll
+from gtl.denoiser import NetworkDenoiser, fingerprint, nll
 from gtl.estimate import METHODS, Adapted, Problem, Training, needs_source
 from gtl.progress import Bar
 from gtl.rank import is_first
@@ -40,7 +42,8 @@ def adapt(
         denoiser: folder of the source model, which stays as it is.
         target: sequences of the target domain (a folder of gtl prepare, whose training rows are used; .npy of shape
             (N, L); or text with one sequence of ids a line).
-        out: folder for the checkpoint; by default a new one under runs/.
+        out: folder for the checkpoint; by default a new one under runs/. Until the run is over, the networks that it
+            trains are kept there too, so that one that was stopped goes on with the fit that it was at.
         source: sequences of the source domain, for the methods that need them (gtl-both, gtl-direct, gtl-paper and
             those with -iw).
         method: gtl-local, gtl-sparse, gtl-knn, and the stacks gtl-local-knn, gtl-stack (that and fine-tuning) and
@@ -86,6 +89,8 @@ def adapt(
         if source is None and needs_source(name):
             raise ValueError(f"{name} compares target with source sequences: give --source, or use gtl-local")
     run = Run(out, "adapt", settings, device)
+    data = {"target": (x,), "source": source_data}
+    run.made_of({"denoiser": fingerprint(model)} | {name: hashed(*parts) for name, parts in data.items()})
     if rows is not None:
         write_tokens(run.folder / "target.npy", x)
     some, draws = x[:LOOKED_AT], max(1, min(16, LOOKED_AT // len(x)))
@@ -114,6 +119,14 @@ def adapt(
     if is_first():
         shutil.rmtree(kept, ignore_errors=True)
     run.finish()
+
+
+def hashed(*parts: Tensor) -> str:
+    """A hash of token arrays."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(str(tuple(part.shape)).encode() + part.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def keep(run: Run, folder: Path, method: str, made: Adapted, n: int, seed: int) -> None:

@@ -51,7 +51,8 @@ __all__ = [
 ]
 
 SAVE_EVERY = 1000
-"""Steps between two saved states of a fit; it is saved when it is stopped and when it is over in any case."""
+"""Steps between two saved states of a fit. It is also saved when it is stopped, if not in the midst of an evaluation,
+and when it is over."""
 
 
 @dataclass
@@ -181,8 +182,8 @@ class Problem:
         path = None if self.folder is None else self.folder / f"{name}.safetensors"
         if name not in self.known:
             there = path is not None and path.is_file()
-            value = load_file(path)[name].to(self.device) if there else make()  # type: ignore[arg-type]
-            self.known[name] = broadcast(value)
+            value = load_file(path)[name] if there else make()  # type: ignore[arg-type]
+            self.known[name] = broadcast(value.to(self.device))
             if path is not None and not there:
                 with atomic(path) as handle:
                     handle.write(save({name: value.cpu()}))
@@ -231,10 +232,14 @@ class Problem:
         self, name: str, recipe: "Recipe", rows: Tensor, attempt: "Attempt", start: Trained | None = None
     ) -> Trained:
         """The recipe once more on all rows, up to the chosen step, with the chosen setting."""
-        problem = replace(self, rate=attempt.rate)
-        final = recipe(problem, Part(rows, None, attempt.steps, attempt.step, f"{name}, all rows", start))
+        problem, called = replace(self, rate=attempt.rate), self.called(name, attempt.rate)
+        final = recipe(problem, Part(rows, None, attempt.steps, attempt.step, f"{called}, all rows", start))
         final.settle(attempt.index)
         return final
+
+    def called(self, name: str, rate: float) -> str:
+        """What fits at a rate are called."""
+        return name if len(self.training.rates) == 1 else f"{name}, rate {rate:g}"
 
     def trained(self, name: str, recipe: "Recipe") -> "tuple[Attempt, Trained]":
         """A recipe on every fold and then on all rows, once for all methods that build on it."""
@@ -243,9 +248,8 @@ class Problem:
             steps = self.training.budget // (len(parts) * len(rates) + 1)
             attempts, diverged = [], Diverged()
             for rate in rates:
-                called = name if len(rates) == 1 else f"{name}, rate {rate:g}"
                 try:
-                    attempts.append(replace(self, rate=rate).attempt(called, recipe, parts, steps))
+                    attempts.append(replace(self, rate=rate).attempt(self.called(name, rate), recipe, parts, steps))
                 except Diverged as error:  # another rate may do
                     diverged = error
             if not attempts:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gtl.denoiser import Denoiser, NetworkDenoiser, nelbo_at
 from gtl.estimate.base import Adapted, Method, Problem, Recipe, Trained
+from gtl.guidance import Guided
 from gtl.process import Masked
 from gtl.ratio import SequenceRatio
 from gtl.ratio.gamma import rows_that_fit
@@ -102,10 +103,24 @@ def log_weights(
             t = t[torch.randperm(len(t), device=device, generator=generator)]
             z = process.corrupt(part, t, generator)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                total += nelbo_at(source, part, z, t)
-                total -= torch.stack([nelbo_at(model, part, z, t) for model in models])
+                total += gains(source, models, part, z, t)
         values.append(total / draws)
     return torch.cat(values, 1).cpu()
+
+
+def gains(source: Denoiser, models: Sequence[Denoiser], x: Tensor, z: Tensor, t: Tensor) -> Tensor:
+    """NELBO(x ; p) - NELBO(x ; q) at one corruption, for each of M models: (M, B). Of what is guided, the source's part
+    is known already."""
+    of_source, of_models = None, []
+    for model in models:
+        if isinstance(model, Guided):
+            q = model(z, t)
+            assert q.source is not None
+            of_source = source.process.nelbo(x, z, t, q.source, source.timeless) if of_source is None else of_source
+            of_models.append(source.process.nelbo(x, z, t, q.log_probs, model.timeless))
+        else:
+            of_models.append(nelbo_at(model, x, z, t))
+    return (nelbo_at(source, x, z, t) if of_source is None else of_source) - torch.stack(of_models)
 
 
 def out_of_fold(
@@ -134,8 +149,8 @@ class Borrowing(Problem):
         first, final = self.trained(method.removesuffix(ENDING), recipe)
         fits = [*first.fits(), *final.fits]
         alone = self.result(final, fits, first.score)
-        target = out_of_fold(self, first.tried, parts)
-        source = weights_of(self, first.tried, rows)
+        target = self.once(f"{method}-target", lambda: out_of_fold(self, first.tried, parts)).cpu()
+        source = self.once(f"{method}-source", lambda: weights_of(self, first.tried, rows)).cpu()
         draw = np.random.default_rng(mix(self.seed, 9)).random(len(rows))
 
         def joined(own: Tensor, scores: Tensor) -> tuple[Tensor, Weighing]:

@@ -143,21 +143,22 @@ class KNNRatio(ConditionalRatio):
         count, size = min(self.neighbours, len(self.keys)), max(1, MOST_DISTANCES // len(self.keys))
         for first in range(0, len(h), size):
             part = slice(first, min(first + size, len(h)))
-            distance = torch.addmm(self.norms, h[part], self.keys.T, alpha=-2)  # |h|^2 is the same for all keys
+            with torch.autocast(h.device.type, enabled=False):  # small differences of large numbers
+                distance = torch.addmm(self.norms, h[part].float(), self.keys.T, alpha=-2)  # |h|^2: the same for all
             distance, index = distance.topk(count, -1, largest=False, sorted=False)
             weights = [(-distance / (temperature * self.spread)).softmax(-1) for temperature in temperatures]
             yield part, self.values[index], torch.stack(weights)
 
     def neighbour_law(self, h: Tensor, temperatures: tuple[float, ...]) -> Tensor:
         """k(v) at hidden states h (M, D), for each temperature: (T, M, K)."""
-        law = h.new_zeros(len(temperatures), len(h), self.process.num_ids)
+        law = self.norms.new_zeros(len(temperatures), len(h), self.process.num_ids)
         for part, token, weight in self.near(h, temperatures):
             law[:, part].scatter_add_(-1, token.expand_as(weight), weight)
         return law
 
     def chance(self, h: Tensor, token: Tensor, temperatures: tuple[float, ...]) -> Tensor:
         """k(v) of one token (M,) at each hidden state h (M, D), for each temperature: (T, M)."""
-        found = h.new_zeros(len(temperatures), len(h))
+        found = self.norms.new_zeros(len(temperatures), len(h))
         for part, near, weight in self.near(h, temperatures):
             found[:, part] = (weight * (near == token[part].unsqueeze(-1))).sum(-1)
         return found

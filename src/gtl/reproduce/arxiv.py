@@ -54,7 +54,7 @@ class Places:
 
     @property
     def judges(self) -> Path:
-        """The folder of both domains whose held-out rows no source has seen: one judge for all worlds."""
+        """The folder of both domains whose held-out rows no source was trained on: one judge for all worlds."""
         return self.out / "data"
 
     @property

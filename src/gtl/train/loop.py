@@ -291,7 +291,8 @@ def fit(
             state.save(path, settings)
 
     last = settings.stop or settings.steps
-    skipped, looked, passed = torch.zeros((), device=device), state.step, 0  # steps whose gradient was not finite
+    skipped, passed = torch.zeros((), device=device), 0  # steps whose gradient was not finite
+    looked = state.step - state.step % settings.evaluate_every
     whole = True  # whether the state is that of a finished step, its evaluation included
     try:
         while state.step < last and not state.done:
@@ -358,10 +359,11 @@ def fit(
         if whole:  # otherwise the last saved state is the one to go on from
             save_state()
         raise
-    if not state.done:
-        state.swap(state.average if held_out is None else state.best)
-        state.done, state.seconds = True, time.perf_counter() - started
-        save_state()
+    with undisturbed():
+        if not state.done:
+            state.swap(state.average if held_out is None else state.best)
+            state.done, state.seconds = True, time.perf_counter() - started
+            save_state()
     model.eval()
     return Fit(
         steps=state.step,
