@@ -126,6 +126,14 @@ def test_a_summary_has_everything_of_a_method_in_one_line():
     assert page[11].startswith("| LoRA | 460,800 |  | 0.2500 |  |")
 
 
+def test_a_summary_says_how_many_rows_were_borrowed():
+    rows = [row("lora", 0.5, 1000), row("lora-iw", 0.6, 1000), row("lora-iw", 40, 1000, metric="borrowed")]
+    page = summary([*rows, row("lora", 0.4, 100)], {}).splitlines()
+    assert page[2].endswith(" | copied runs of 8 | borrowed rows |")
+    assert page[5].endswith(" | 40.0 |")
+    assert page[9].endswith(" | copied runs of 8 |")
+
+
 def test_labels_that_would_touch():
     rows = [row(f"n_ratio={size}", 1 / size, None, metric="outside") for size in (8, 32, 128, 256, 512, 2048)]
     rows = [Row(**{**vars(r), "experiment": "arxiv-outside-r0"}) for r in rows]

@@ -100,13 +100,15 @@ def summary(rows: Sequence[Row], titles: dict[str, str]) -> str:
     parts = []
     for experiment, n in dict.fromkeys((row.experiment, row.n) for row in rows if row.n is not None):
         mine = [row for row in rows if row.experiment == experiment and row.n in (n, None)]
-        parts += [f"## {experiment}, n = {n:,}\n", "| | weights | steps | " + " | ".join(SIDES.values()) + " |"]
-        parts.append("|---" * (3 + len(SIDES)) + "|")
+        borrowed = {"borrowed": "borrowed rows"} if any(row.metric == "borrowed" for row in mine) else {}
+        sides = SIDES | borrowed
+        parts += [f"## {experiment}, n = {n:,}\n", "| | weights | steps | " + " | ".join(sides.values()) + " |"]
+        parts.append("|---" * (3 + len(sides)) + "|")
         for method in dict.fromkeys(row.method for row in mine):
             own = [row for row in mine if row.method == method]
             weights = [row.trainable_weights for row in own if row.trainable_weights is not None]
             steps = [row.value for row in own if row.metric == "steps"]
-            found = [[row.value for row in own if row.metric == metric] for metric in SIDES]
+            found = [[row.value for row in own if row.metric == metric] for metric in sides]
             cells = [f"{max(weights):,}" if weights else "", f"{statistics.fmean(steps):,.0f}" if steps else ""]
             cells += [cell(values) if values else "" for values in found]
             parts.append(f"| {titles.get(method, method)} | " + " | ".join(cells) + " |")
