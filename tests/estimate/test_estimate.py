@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from gtl.data.tokens import FEW, folds
 from gtl.denoiser import NetworkDenoiser, nll
 from gtl.estimate import METHODS, Adapted, NetworkSize, Problem, Training
-from gtl.estimate.base import Part, Trained, choose, descend, warm_start
+from gtl.estimate.base import Part, Trained, warm_start
+from gtl.estimate.choice import choose, descend
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
 from gtl.process import Masked

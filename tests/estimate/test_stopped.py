@@ -12,7 +12,8 @@ from test_sparse import sparse_problem
 from gtl.estimate import Adapted, Problem
 from gtl.guidance import Guided
 from gtl.progress import Bar
-from gtl.train.loop import Diverged, State
+from gtl.train.loop import Diverged
+from gtl.train.state import State
 
 GROUP = ("finetuned", "gtl-sparse", "gtl-blend")
 CHANGES: dict[str, Any] = {"budget": 40, "folds": 2, "rates": (0.5, 1), "evaluate_every": 2, "unigram": True}

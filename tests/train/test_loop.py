@@ -12,7 +12,8 @@ import torch
 from small_fits import SETTINGS, Number, Pull, denoiser, same
 from torch import Tensor
 
-from gtl.train.loop import FitSettings, State, fit, rows_of_step
+from gtl.train.loop import FitSettings, fit, rows_of_step
+from gtl.train.state import State
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,8 @@ from gtl.denoiser import NetworkDenoiser
 from gtl.nn.dit import DiT
 from gtl.process import Masked
 from gtl.train.denoiser import DenoiserObjective
-from gtl.train.loop import FitSettings, State, fit
+from gtl.train.loop import FitSettings, fit
+from gtl.train.state import State
 
 
 @pytest.fixture(autouse=True)

@@ -125,7 +125,8 @@ def hashed(*parts: Tensor) -> str:
     """A hash of token arrays."""
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(str(tuple(part.shape)).encode() + part.contiguous().numpy().tobytes())
+        digest.update(str(tuple(part.shape)).encode())
+        digest.update(part.contiguous().numpy().data)
     return digest.hexdigest()
 
 

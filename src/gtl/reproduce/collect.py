@@ -83,9 +83,8 @@ def draw_figures(recipe: Recipe, out: Path, pieces: Sequence[Piece], command: st
     write(made[1], markdown(rows))
     titles = TITLES | {"real": "real text"}
     write(made[2], summary([row for row in rows if not row.experiment.startswith(SWEPT)], titles))
-    main = [row for row in rows if row.experiment == "arxiv"]
     aside = {name for variant in recipe.variants for name in variant.names}
-    main = [row for row in main if row.method not in aside]
+    main = [row for row in rows if row.experiment == "arxiv" and row.method not in aside]
     panels = [metric for metric in PANELS if any(row.metric == metric and row.n is not None for row in main)]
     meta = read_meta(out / "data" / "target")
     if panels and meta is not None:
