@@ -1,8 +1,9 @@
 """A diagnosis before the bill: what target data and source model say about each way to adapt, in about a minute.
 
-Small fits of the cheap estimators (a local ratio, neighbours, a short fine-tuning, a noisy classifier) go over a few
-folds of the target. Each then gives log r(x) = NELBO(x ; p) - NELBO(x ; q) of the rows that it did not see. From that
-one number a row come
+Small fits of the cheap estimators (a local ratio, neighbours, a short fine-tuning, a noisy classifier; sparse changes
+where the source is large) go over a few folds of the target, at the learning rate that shorter ones found best: what
+suits a network of a few layers ruins a language model. Each then gives log r(x) = NELBO(x ; p) - NELBO(x ; q) of the
+rows that it did not see. From that one number a row come
 
     gain          the mean of log r / L over held-out target rows, with a 95 % interval: nats a token over the source
     AUC           how well log r separates held-out target rows from source rows
@@ -15,7 +16,7 @@ pruned candidates and importance weights fail (the paper's bounded-ratio assumpt
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,16 @@ from gtl.estimate.borrow import out_of_fold, weigh, weights_of
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
 from gtl.estimate.sequence import direct
+from gtl.estimate.sparse import recipe as sparse
 from gtl.evaluate.martingale import martingale_violation
 from gtl.guidance import Guided
 from gtl.progress import Bar
 from gtl.ratio import SequenceRatio
 from gtl.ratio.weights import Evidence, gather_evidence, join, select_weights, weighted_law
 from gtl.sample import Ancestral, OnePosition
+from gtl.train.loop import Diverged
 
-__all__ = ["Diagnosis", "Gain", "diagnose"]
+__all__ = ["Diagnosis", "Gain", "diagnose", "estimators"]
 
 LITTLE_OVERLAP = 0.05
 """Below this share of surviving draws at a token the domains overlap too little."""
@@ -49,16 +52,24 @@ MOST_TARGET = 512
 SOURCE_TOKENS, BATCH_TOKENS, HELD_OUT_TOKENS = 40_960, 960, 2560
 """Tokens of source rows that are looked at, of a batch, and of an evaluation, about: long sequences come fewer."""
 FOLDS, CANDIDATES = 3, 256
+ON_A_GPU = 4
+"""As many times the tokens in a batch and in an evaluation."""
+RATES = (1.0, 0.2, 0.04)
+"""What the default learning rate is multiplied by in the short fits."""
+LARGE = 1_000_000
+"""Weights from which a source can be changed at a few of them alone."""
 ESTIMATORS: dict[str, Recipe] = {
     "local": local,
     "knn": knn,
     "finetuned": lambda problem, part: baseline(problem, part, True),
     "sequence": direct("sum"),
+    "sparse": sparse,
 }
 STACKED = ("finetuned", "local")
 TITLES = {
     "local": "a local ratio (gtl-local)",
     "knn": "neighbours (gtl-knn)",
+    "sparse": "sparse changes (gtl-sparse)",
 }
 
 
@@ -118,7 +129,7 @@ def diagnose(
         target: clean target rows.
         source: clean source rows; without them the model's own samples stand in.
         seed: of folds, fits and corruptions.
-        steps: gradient steps of each fit; there are three folds of two networks, and one sequence ratio.
+        steps: gradient steps of each fit; there are three folds of two networks or three, and one sequence ratio.
         bar: shows progress.
         log: called with what the fits log.
     """
@@ -136,20 +147,17 @@ def diagnose(
         start = torch.Generator(device).manual_seed(seed)
         source = sampler((most // 2, length), generator=start).cpu()
     source = source[torch.randperm(len(source), generator=shuffle)[:most]]
+    more = ON_A_GPU if device.type == "cuda" else 1
     training = Training(
-        batch_size=max(8, BATCH_TOKENS // length),
+        batch_size=max(8, more * BATCH_TOKENS // length),
         evaluate_every=40,
-        evaluation_rows=max(16, HELD_OUT_TOKENS // length),
+        evaluation_rows=max(16, more * HELD_OUT_TOKENS // length),
         patience=0,
         knn_keys=8192,
     )
     problem = Problem(training, denoiser, split(source, 0.1, seed), target, seed, bar=bar, log=log)
     parts = folds(target, FOLDS, 1 / FOLDS, seed)
-    recipes = {name: recipe for name, recipe in ESTIMATORS.items() if masked or name != "sequence"}
-    attempts = {
-        name: problem.attempt(name, recipe, parts[: 1 if name == "sequence" else FOLDS], steps)
-        for name, recipe in recipes.items()
-    }
+    attempts = {name: try_out(problem, name, parts, steps) for name in estimators(denoiser)}
     if bar is not None:
         bar.stage("what held-out rows say", steps)
     gains = {name: held_out_gain(problem, attempt, parts) for name, attempt in attempts.items()}
@@ -174,6 +182,33 @@ def diagnose(
         log_ratios={"target": of_target.tolist(), "source": of_source.tolist()},
     )
     advise(found, gains)
+    return found
+
+
+def estimators(denoiser: NetworkDenoiser) -> list[str]:
+    """Those that suit a source: sequence ratios are for masked noise, sparse changes for large networks."""
+    large = sum(weight.numel() for weight in denoiser.parameters()) >= LARGE
+    skipped = {"sequence": denoiser.process.mask_id is None, "sparse": not large}
+    return [name for name in ESTIMATORS if not skipped.get(name, False)]
+
+
+def try_out(problem: Problem, name: str, parts: list[tuple[Tensor, Tensor]], steps: int) -> Attempt:
+    """An estimator on every fold, at the rate that is best in a third of the steps on the first."""
+    recipe = ESTIMATORS[name]
+    if name not in ("finetuned", "local", "sparse"):
+        return problem.attempt(name, recipe, parts[: 1 if name == "sequence" else FOLDS], steps)
+    short, diverged = [], Diverged()
+    for rate in RATES:
+        at_rate = replace(problem, rate=rate)
+        try:
+            short.append(at_rate.attempt(f"{name}, rate {rate:g}", recipe, parts[:1], -(-steps // 3)))
+        except Diverged as error:  # a lower one may do
+            diverged = error
+    if not short:
+        raise diverged
+    best = min(short, key=lambda each: each.score)
+    found = replace(problem, rate=best.rate).attempt(name, recipe, parts, steps)
+    found.others = [fit for each in short for fit in each.fits()]
     return found
 
 
@@ -255,7 +290,7 @@ def violation(problem: Problem, attempts: dict[str, Attempt], parts: list[tuple[
 def advise(found: Diagnosis, gains: dict[str, np.ndarray]) -> None:
     """Writes the verdict, one sentence, with warnings and hints."""
     by_name = {gain.name: gain for gain in found.gains}
-    best = max(("local", "knn"), key=lambda name: by_name[name].gain)
+    best = max((name for name in TITLES if name in by_name), key=lambda name: by_name[name].gain)
     ahead = gains[best] - gains["finetuned"]
     mean, error = float(ahead.mean()), float(ahead.std(ddof=1) / np.sqrt(len(ahead)))
     how = f"{by_name[best].gain:.3f} against {by_name['finetuned'].gain:.3f} nats a token over the source"
@@ -272,7 +307,8 @@ def advise(found: Diagnosis, gains: dict[str, np.ndarray]) -> None:
         found.advice = f"Use fine-tuning: it is ahead of {TITLES[best]} on held-out rows ({how})."
     else:
         found.use = "both"
-        found.advice = f"Use both (gtl-stack): {TITLES[best]} and fine-tuning are level on held-out rows ({how})."
+        sum_of_both = "gtl-blend" if best == "sparse" else "gtl-stack"
+        found.advice = f"Use both ({sum_of_both}): {TITLES[best]} and fine-tuning are level on held-out rows ({how})."
     if little:
         found.warnings.append(
             f"The domains overlap too little: at a token one source draw in {1 / found.token_overlap:.0f} survives "
@@ -281,7 +317,7 @@ def advise(found: Diagnosis, gains: dict[str, np.ndarray]) -> None:
     if found.effective_rows >= found.target_rows:
         found.hints.append(
             f"The source holds target-like rows (an effective {found.effective_rows:.0f} of {found.source_rows}): "
-            "let the fit borrow them (gtl-local-iw, finetuned-iw)."
+            f"let the fit borrow them ({'sparse-iw' if best == 'sparse' else 'gtl-local-iw'}, finetuned-iw)."
         )
     if found.target_rows < 10:
         found.warnings.append(f"{found.target_rows} target rows are very few: the intervals are optimistic.")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from gtl.data.prepared import check_meta, same_tokens
 from gtl.data.tokens import check_tokens, read_meta, read_tokens
-from gtl.diagnose import Diagnosis
+from gtl.diagnose import Diagnosis, estimators
 from gtl.diagnose import diagnose as look
 from gtl.progress import Bar
 from gtl.report.diagnose import draw
@@ -57,7 +57,7 @@ def diagnose(
         same_tokens({name: read_meta(name) for name in (target, source)})
         rows = check_tokens(read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1]).long()
     run = Run(out, "diagnose", settings, device)
-    with Bar(12 * steps) as bar:
+    with Bar((18 if "sparse" in estimators(model) else 14) * steps) as bar:
         found = look(model, x, rows, seed, steps, bar, run.log)
     write_json(run.folder / "diagnosis.json", asdict(found))
     draw(run.folder / "diagnosis.png", found)
