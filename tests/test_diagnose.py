@@ -24,7 +24,7 @@ def problem() -> Problem:
     process = Masked(5)
     source = NetworkDenoiser(process, DiT(process.num_ids, process.num_ids, width=16, depth=1, heads=2))
     rows = torch.zeros(6, 3).long()
-    return Problem(Training(), source, (rows, rows), rows, 0)
+    return Problem(Training(rates=module.RATES), source, (rows, rows), rows, 0)
 
 
 @pytest.mark.parametrize("best", module.RATES)
@@ -47,6 +47,7 @@ def test_the_rate_of_a_fit_is_the_one_that_short_fits_found_best(
     assert found.rate == best
     assert len(found.tried) == 3
     assert len(found.others) == (3 if best == max(module.RATES) else 2)
+    assert [fit.steps for fit in found.fits()] == [31] * 3 + [11] * len(found.others)
 
 
 def test_without_a_rate_that_works_there_is_an_error(problem: Problem, monkeypatch: pytest.MonkeyPatch):
@@ -65,12 +66,12 @@ def test_a_rate_that_ruins_the_source_is_not_what_fine_tuning_is_judged_by(
     target = torch.randint(4, (48, 3), generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr(module, "Training", lambda **given: Training(**given, learning_rate=10.0))
     gain = {}
-    for rates in ((1.0,), (1.0, 1e-5)):
+    for rates in ([1.0], [1.0, 1e-5]):
         monkeypatch.setattr(module, "RATES", rates)
         found = diagnose(problem.source, target, target, steps=20)
-        gain[rates] = next(each.gain for each in found.gains if each.name == "finetuned")
-    assert gain[(1.0,)] < -0.05
-    assert gain[(1.0, 1e-5)] > -0.01
+        gain[len(rates)] = next(each.gain for each in found.gains if each.name == "finetuned")
+    assert gain[1] < -0.05
+    assert gain[2] > -0.01
 
 
 def test_sparse_changes_are_tried_where_the_source_is_large(problem: Problem, monkeypatch: pytest.MonkeyPatch):

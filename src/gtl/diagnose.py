@@ -41,7 +41,6 @@ from gtl.progress import Bar
 from gtl.ratio import SequenceRatio
 from gtl.ratio.weights import Evidence, gather_evidence, join, select_weights, weighted_law
 from gtl.sample import Ancestral, OnePosition
-from gtl.train.loop import Diverged
 
 __all__ = ["Diagnosis", "Gain", "diagnose", "estimators"]
 
@@ -54,7 +53,7 @@ SOURCE_TOKENS, BATCH_TOKENS, HELD_OUT_TOKENS = 40_960, 960, 2560
 FOLDS, CANDIDATES = 3, 256
 ON_A_GPU = 4
 """As many times the tokens in a batch and in an evaluation."""
-RATES = (1.0, 0.2, 0.04)
+RATES = [1.0, 0.2, 0.04]
 """What the default learning rate is multiplied by in the short fits."""
 LARGE = 1_000_000
 """Weights from which a source can be changed at a few of them alone."""
@@ -153,6 +152,7 @@ def diagnose(
         evaluate_every=40,
         evaluation_rows=max(16, more * HELD_OUT_TOKENS // length),
         patience=0,
+        rates=RATES,
         knn_keys=8192,
     )
     problem = Problem(training, denoiser, split(source, 0.1, seed), target, seed, bar=bar, log=log)
@@ -197,18 +197,9 @@ def try_out(problem: Problem, name: str, parts: list[tuple[Tensor, Tensor]], ste
     recipe = ESTIMATORS[name]
     if name not in ("finetuned", "local", "sparse"):
         return problem.attempt(name, recipe, parts[: 1 if name == "sequence" else FOLDS], steps)
-    short, diverged = [], Diverged()
-    for rate in RATES:
-        at_rate = replace(problem, rate=rate)
-        try:
-            short.append(at_rate.attempt(f"{name}, rate {rate:g}", recipe, parts[:1], -(-steps // 3)))
-        except Diverged as error:  # a lower one may do
-            diverged = error
-    if not short:
-        raise diverged
-    best = min(short, key=lambda each: each.score)
-    found = replace(problem, rate=best.rate).attempt(name, recipe, parts, steps)
-    found.others = [fit for each in short for fit in each.fits()]
+    short = problem.best_rate(name, recipe, parts[:1], -(-steps // 3))
+    found = replace(problem, rate=short.rate).attempt(name, recipe, parts, steps)
+    found.others = short.fits()
     return found
 
 

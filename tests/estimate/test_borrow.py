@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,6 +214,31 @@ def test_it_stays_within_the_budget_and_needs_source_rows(method: str) -> None:
     assert made.steps <= problem.training.budget
     with pytest.raises(ValueError, match="give source data"):
         METHODS[method](tiny_problem(mixed[:0], problem.target), method)
+
+
+def test_several_rates_leave_steps_for_borrowed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without early stopping: each rate on the first fold alone, then folds and all rows, twice, with equal steps."""
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=240, patience=0)
+    problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0, 2.0]))
+    monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 20)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda target, source: Weighing(np.ones(60), 1.0))
+    begun, fit = [], Problem.fit
+
+    def noted(self: Problem, name: str, *rest: Any, **changes: Any) -> Any:
+        begun.append((name, rest[2]))
+        return fit(self, name, *rest, **changes)
+
+    monkeypatch.setattr(Problem, "fit", noted)
+    made = METHODS["finetuned-iw"](problem, "finetuned-iw")
+    names, each = [name for name, _ in begun], 240 // (3 + 1 + 1 + 2 + 1)
+    assert [name for name in names if "fold 1 of 1" in name] == [
+        f"finetuned-iw, rate {rate:g}, fold 1 of 1" for rate in (0.5, 1, 2)
+    ]
+    assert sum("with borrowed rows, fold" in name for name in names) == 2
+    assert len(names) == (8 if made.borrowed else 7)
+    assert made.borrowed in (0, 60)
+    assert all(steps >= each for _, steps in begun)
+    assert 4 * each < made.steps <= 240
 
 
 def test_borrowing_changes_nothing_of_the_problem() -> None:

@@ -193,10 +193,12 @@ class Problem:
         parts: list[tuple[Tensor, Tensor]],
         steps: int,
         starts: "Sequence[Trained] | None" = None,
+        known: "Sequence[Trained]" = (),
     ) -> "Attempt":
-        """A recipe on every fold, and the step and setting that are best on the mean of what is held out."""
-        tried = []
-        for index, (rows, held_out) in enumerate(parts):
+        """A recipe on every fold, and the step and setting that are best on the mean of what is held out; the first
+        folds may be `known`."""
+        tried = [*known]
+        for index, (rows, held_out) in list(enumerate(parts))[len(known) :]:
             where = f"{name}, fold {index + 1} of {len(parts)}"
             start = None if starts is None else starts[index]
             tried.append(recipe(self, Part(rows, held_out, steps, name=where, start=start, number=index + 1)))
@@ -204,6 +206,20 @@ class Problem:
         for trained in tried:
             trained.settle(index)
         return Attempt(tried, steps, step, index, score, self.rate)
+
+    def best_rate(self, name: str, recipe: "Recipe", parts: list[tuple[Tensor, Tensor]], steps: int) -> "Attempt":
+        """The best of an attempt at each learning rate; one that diverges is none."""
+        attempts, diverged = [], Diverged()
+        for rate in self.training.rates:
+            try:
+                attempts.append(replace(self, rate=rate).attempt(self.called(name, rate), recipe, parts, steps))
+            except Diverged as error:  # another rate may do
+                diverged = error
+        if not attempts:
+            raise diverged
+        best = min(attempts, key=lambda each: each.score)
+        best.others = [fit for each in attempts if each is not best for fit in each.fits()]
+        return best
 
     def finish(
         self, name: str, recipe: "Recipe", rows: Tensor, attempt: "Attempt", start: Trained | None = None
@@ -221,18 +237,9 @@ class Problem:
     def trained(self, name: str, recipe: "Recipe") -> "tuple[Attempt, Trained]":
         """A recipe on every fold and then on all rows, once for all methods that build on it."""
         if name not in self.shared:
-            parts, rates = self.parts(), self.training.rates
-            steps = self.training.budget // (len(parts) * len(rates) + 1)
-            attempts, diverged = [], Diverged()
-            for rate in rates:
-                try:
-                    attempts.append(replace(self, rate=rate).attempt(self.called(name, rate), recipe, parts, steps))
-                except Diverged as error:  # another rate may do
-                    diverged = error
-            if not attempts:
-                raise diverged
-            attempt = min(attempts, key=lambda each: each.score)
-            attempt.others = [fit for each in attempts if each is not attempt for fit in each.fits()]
+            parts = self.parts()
+            steps = self.training.budget // (len(parts) * len(self.training.rates) + 1)
+            attempt = self.best_rate(name, recipe, parts, steps)
             self.shared[name] = attempt, self.finish(name, recipe, self.target, attempt)
         return self.shared[name]
 

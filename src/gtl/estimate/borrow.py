@@ -3,15 +3,16 @@
 The paper's lemma says that source data weighted by r(x) = q(x) / p(x) is target data. Here r is estimated, calibrated,
 clipped, and turned into rows:
 
-1. *Estimate.* The method runs as it always does. The model of each fold then gives a log-ratio of whole sequences,
-   log r(x) = NELBO(x ; p) - NELBO(x ; q), by the chain rule; a sequence ratio says it directly. Target rows get it
-   from the fold that held them out, source rows from every fold.
+1. *Estimate.* The method runs as it always does, except that of several learning rates it takes the one that the first
+   fold likes best: else nothing would be left of the budget. The model of each fold then gives a log-ratio of whole
+   sequences, log r(x) = NELBO(x ; p) - NELBO(x ; q), by the chain rule; a sequence ratio says it directly. Target rows
+   get it from the fold that held them out, source rows from every fold.
 2. *Calibrate.* Isotonic regression of the domain on that number: the best monotone fit of r, which learns where it
    saturates (at 1 / share, where a share of the source is target).
 3. *Clip.* r is capped at c, its median over the target rows, and a source row joins with probability min(r, c) / c:
    rejection sampling. What joins is at most the effective sample size of the clipped weights, (sum w)^2 / sum w^2.
    Where a typical target row has no company in the source, c is infinite and nothing joins.
-4. *Go on* from there on target and borrowed rows, with what is left of the budget; keep that only where held-out
+4. *Go on* from there on target and borrowed rows, with the rest of the budget; keep that only where held-out
    target rows are likelier for it. Where nothing joins, the result is the method's own.
 """
 
@@ -24,7 +25,7 @@ from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
 from gtl.denoiser import Denoiser, NetworkDenoiser, nelbo_at
-from gtl.estimate.base import Adapted, Method, Problem, Recipe, Trained
+from gtl.estimate.base import Adapted, Attempt, Method, Problem, Recipe, Trained
 from gtl.guidance import Guided
 from gtl.process import Masked
 from gtl.ratio import SequenceRatio
@@ -139,6 +140,19 @@ def weights_of(problem: Problem, tried: Sequence[Trained], x: Tensor, draws: int
 class Borrowing(Problem):
     """A problem whose recipes may borrow rows from the source."""
 
+    def begun(self, method: str, recipe: Recipe, parts: list[tuple[Tensor, Tensor]]) -> tuple[Attempt, Trained]:
+        """The method on every fold and on all rows, before anything is borrowed."""
+        rates = len(self.training.rates)
+        if rates == 1:
+            return self.trained(method.removesuffix(ENDING), recipe)
+        fits = rates + (len(parts) - 1) + 1  # each rate on a fold, the other folds, all rows; then folds and all rows
+        steps = self.training.budget // (fits + len(parts) + 1)
+        best = self.best_rate(method, recipe, parts[:1], steps)
+        at_rate, called = replace(self, rate=best.rate), self.called(method, best.rate)
+        first = at_rate.attempt(called, recipe, parts, steps, known=best.tried)
+        first.others = best.others
+        return first, self.finish(method, recipe, self.target, first)
+
     def run(self, method: str, recipe: Recipe) -> Adapted:
         rows = self.source_data[0]
         if not len(rows):
@@ -146,7 +160,7 @@ class Borrowing(Problem):
         chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))[:MOST_ROWS]
         rows = rows[chosen]
         parts = self.parts()
-        first, final = self.trained(method.removesuffix(ENDING), recipe)
+        first, final = self.begun(method, recipe, parts)
         fits = [*first.fits(), *final.fits]
         alone = self.result(final, fits, first.score)
         target = self.once(f"{method}-target", lambda: out_of_fold(self, first.tried, parts)).cpu()
