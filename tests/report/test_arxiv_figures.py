@@ -134,6 +134,19 @@ def test_a_summary_says_how_many_rows_were_borrowed():
     assert page[9].endswith(" | copied runs of 8 |")
 
 
+def test_a_summary_leaves_out_what_was_only_fitted_and_has_real_text_everywhere():
+    there = [row("lora", 0.5, 1000), row("real", 0.9, None), row("real", 0.1, None, metric="domain")]
+    other = [
+        row("lora", 0.4, 950),
+        row("gtl-paper", 3600, 950, metric="steps"),
+        row("gtl-paper", 8, 47, metric="steps"),
+    ]
+    page = summary([*there, *(Row(**{**vars(r), "experiment": "arxiv-r0.05"}) for r in other)], {}).splitlines()
+    assert [line for line in page if line.startswith("#")] == ["## arxiv, n = 1,000", "## arxiv-r0.05, n = 950"]
+    assert not any("gtl-paper" in line for line in page)
+    assert sum(line.startswith("| real |  |  | 0.9000 |  | 0.1000 |") for line in page) == 2
+
+
 def test_labels_that_would_touch():
     rows = [row(f"n_ratio={size}", 1 / size, None, metric="outside") for size in (8, 32, 128, 256, 512, 2048)]
     rows = [Row(**{**vars(r), "experiment": "arxiv-outside-r0"}) for r in rows]

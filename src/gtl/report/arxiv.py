@@ -96,15 +96,18 @@ def sweep(path: Path, rows: Sequence[Row], panels: Sequence[str]) -> None:
 
 
 def summary(rows: Sequence[Row], titles: dict[str, str]) -> str:
-    """A Markdown table for each experiment and n: one line a method, one column a metric; what has no n in each."""
+    """A Markdown table for each experiment and n: one line a method, one column a metric; what has no n in each. What
+    is known of real text in one experiment holds for the others; methods that were only fitted are left out."""
     parts = []
-    for experiment, n in dict.fromkeys((row.experiment, row.n) for row in rows if row.n is not None):
+    for experiment, n in dict.fromkeys((row.experiment, row.n) for row in rows if row.n and row.metric in SIDES):
         mine = [row for row in rows if row.experiment == experiment and row.n in (n, None)]
+        known = {row.metric for row in mine if row.method == "real"}
+        mine += [row for row in rows if row.method == "real" and row.metric not in known]
         borrowed = {"borrowed": "borrowed rows"} if any(row.metric == "borrowed" for row in mine) else {}
         sides = SIDES | borrowed
         parts += [f"## {experiment}, n = {n:,}\n", "| | weights | steps | " + " | ".join(sides.values()) + " |"]
         parts.append("|---" * (3 + len(sides)) + "|")
-        for method in dict.fromkeys(row.method for row in mine):
+        for method in dict.fromkeys(row.method for row in mine if row.metric in SIDES):
             own = [row for row in mine if row.method == method]
             weights = [row.trainable_weights for row in own if row.trainable_weights is not None]
             steps = [row.value for row in own if row.metric == "steps"]
