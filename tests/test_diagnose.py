@@ -55,7 +55,7 @@ def test_without_a_rate_that_works_there_is_an_error(problem: Problem, monkeypat
         raise Diverged(f"at {problem.rate:g}")
 
     monkeypatch.setitem(module.ESTIMATORS, "local", recipe)
-    with pytest.raises(Diverged, match=r"at 0\.04"):
+    with pytest.raises(Diverged, match=r"at 0\.1"):
         try_out(problem, "local", PARTS, 9)
 
 

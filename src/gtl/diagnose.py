@@ -34,6 +34,7 @@ from gtl.estimate.borrow import out_of_fold, weigh, weights_of
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
 from gtl.estimate.sequence import direct
+from gtl.estimate.settings import LARGE
 from gtl.estimate.sparse import recipe as sparse
 from gtl.evaluate.martingale import martingale_violation
 from gtl.guidance import Guided
@@ -53,10 +54,8 @@ SOURCE_TOKENS, BATCH_TOKENS, HELD_OUT_TOKENS = 40_960, 960, 2560
 FOLDS, CANDIDATES = 3, 256
 ON_A_GPU = 4
 """As many times the tokens in a batch and in an evaluation."""
-RATES = [1.0, 0.2, 0.04]
+RATES = [1.0, 0.3, 0.1]
 """What the default learning rate is multiplied by in the short fits."""
-LARGE = 1_000_000
-"""Weights from which a source can be changed at a few of them alone."""
 ESTIMATORS: dict[str, Recipe] = {
     "local": local,
     "knn": knn,

@@ -14,6 +14,7 @@ from gtl.denoiser import NetworkDenoiser, nll
 from gtl.estimate import METHODS, Adapted, NetworkSize, Problem, Training
 from gtl.estimate.base import Part, Trained, warm_start
 from gtl.estimate.choice import choose, descend
+from gtl.estimate.settings import LARGE
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
 from gtl.process import Masked
@@ -360,3 +361,36 @@ def test_a_warm_start_takes_over_what_the_source_embeds(tied):
 )
 def test_candidates_of_a_fit(asked, vocabulary, count):
     assert Training(n_ratio=asked).candidates(vocabulary) == count
+
+
+@pytest.mark.parametrize(
+    ("given", "small", "large"),
+    [
+        ({}, (2e-3, 2e-3), (3e-4, 8e-4)),
+        ({"learning_rate": 1e-4}, (1e-4, 1e-4), (1e-4, 1e-4)),
+        ({"finetuned_learning_rate": 5e-3}, (5e-3, 5e-3), (5e-3, 5e-3)),
+        ({"finetuned_learning_rate": 5e-3, "sparse_learning_rate": 6e-3}, (5e-3, 6e-3), (5e-3, 6e-3)),
+    ],
+)
+def test_large_sources_are_tuned_gently_unless_told_otherwise(
+    given: dict[str, float], small: tuple[float, float], large: tuple[float, float]
+):
+    training = Training(**given)  # type: ignore[arg-type]
+    for weights, rates in ((LARGE - 1, small), (LARGE, large)):
+        assert (training.tuning_rate(weights), training.sparse_rate(weights)) == rates
+
+
+@pytest.mark.parametrize("method", ["finetuned", "sparse"])
+def test_fits_have_the_rate_of_their_source(method: str, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+
+    def noted(self: Problem, *_: object, **changes: float) -> None:
+        seen.append(changes["learning_rate"])
+        raise InterruptedError
+
+    monkeypatch.setattr(Problem, "fit", noted)
+    for large in (1, 10**9):
+        monkeypatch.setattr("gtl.estimate.settings.LARGE", large)
+        with pytest.raises(InterruptedError):
+            problem().adapted(method)
+    assert seen == [{"finetuned": 3e-4, "sparse": 8e-4}[method], 2e-3]

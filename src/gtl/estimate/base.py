@@ -172,6 +172,11 @@ class Problem:
         return next(self.source.parameters()).device
 
     @property
+    def size(self) -> int:
+        """The source model's weights."""
+        return sum(weight.numel() for weight in self.source.parameters())
+
+    @property
     def candidates(self) -> int:
         """Tokens that a sequence ratio weighs at a position while it is fitted and judged."""
         return self.training.candidates(self.source.process.vocabulary)

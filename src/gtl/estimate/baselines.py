@@ -26,7 +26,7 @@ def recipe(problem: Problem, part: Part, from_source: bool) -> Trained:
         model = copy.deepcopy(part.start.denoiser)
     t, changes = problem.training, {}
     if from_source:
-        changes = {"warmup": t.finetuned_warmup, "learning_rate": t.finetuned_learning_rate or t.learning_rate}
+        changes = {"warmup": t.finetuned_warmup, "learning_rate": t.tuning_rate(problem.size)}
     objective = problem.denoiser_objective(model, part.rows, part.held_out)
     fit = problem.fit(part.name, model, objective, part.steps, stop=part.stop, **changes)
     return Trained(model, None, [fit])

@@ -6,7 +6,11 @@ from typing import Literal
 
 from gtl.train.loop import FitSettings
 
-__all__ = ["NetworkSize", "Training"]
+__all__ = ["LARGE", "NetworkSize", "Training"]
+
+LARGE = 1_000_000
+"""Weights from which a source forgets what it knows at the rates of small ones, and can be changed at a few weights
+alone."""
 
 
 @dataclass
@@ -47,7 +51,7 @@ class Training:
     """What each method's learning rate is multiplied by: every one is tried, and the one with the likeliest held-out
     rows is kept; one that diverges is not. They share the budget."""
     finetuned_learning_rate: float | None = None
-    """Fine-tuning's own; `learning_rate` by default."""
+    """Fine-tuning's own; by default `learning_rate`, at most 3e-4 where the source has a million weights or more."""
     finetuned_warmup: int = 20
     """The same for fine-tuning, which starts from weights worth keeping."""
     lora_rank: int = 8
@@ -62,7 +66,8 @@ class Training:
     sparse_share: float = 0.05
     """Share of each of the source's weights that `sparse` and `gtl-sparse` change."""
     sparse_learning_rate: float | None = None
-    """Their own; fine-tuning's by default."""
+    """Their own; by default fine-tuning's where that is given, else `learning_rate`, and at most 8e-4 where the source
+    has a million weights or more."""
     unigram: bool = True
     """Whether `gtl-sparse` corrects how often each token comes, by counts on held-out rows."""
     weight_decay: float = 0.01
@@ -150,6 +155,16 @@ class Training:
     def steps_of_a_classifier(self, share: int) -> int:
         """Gradient steps of each of the paper's classifiers in a run of its recipe."""
         return share // 3 if self.classifier_steps is None else self.classifier_steps
+
+    def tuning_rate(self, weights: int) -> float:
+        """Fine-tuning's learning rate for a source of so many weights."""
+        most = 3e-4 if weights >= LARGE else math.inf
+        return self.finetuned_learning_rate or min(self.learning_rate, most)
+
+    def sparse_rate(self, weights: int) -> float:
+        """That of sparse changes."""
+        most = 8e-4 if weights >= LARGE else math.inf
+        return self.sparse_learning_rate or self.finetuned_learning_rate or min(self.learning_rate, most)
 
     def candidates(self, vocabulary: int) -> int:
         """How many candidates a sequence ratio weighs in a fit."""

@@ -82,8 +82,11 @@ def recipe(problem: Problem, part: Part) -> Sparse:
         kept = torch.zeros_like(weight, dtype=torch.bool)
         kept.view(-1)[inside] = True
         weight.register_hook(lambda gradient, kept=kept: gradient.where(kept, 0.0))
-    rate = t.sparse_learning_rate or t.finetuned_learning_rate or t.learning_rate
-    changes: dict[str, Any] = {"learning_rate": rate, "warmup": t.finetuned_warmup, "weight_decay": 0.0}
+    changes: dict[str, Any] = {
+        "learning_rate": t.sparse_rate(problem.size),
+        "warmup": t.finetuned_warmup,
+        "weight_decay": 0.0,
+    }
     objective = problem.denoiser_objective(model, part.rows, part.held_out)
     seed = mix(problem.seed, part.number)
     fit = problem.fit(part.name, model, objective, part.steps, stop=part.stop, seed=seed, **changes)
