@@ -143,10 +143,10 @@ class Borrowing(Problem):
     def begun(self, method: str, recipe: Recipe, parts: list[tuple[Tensor, Tensor]]) -> tuple[Attempt, Trained]:
         """The method on every fold and on all rows, before anything is borrowed."""
         rates = len(self.training.rates)
-        if rates == 1:
-            return self.trained(method.removesuffix(ENDING), recipe)
         fits = rates + (len(parts) - 1) + 1  # each rate on a fold, the other folds, all rows; then folds and all rows
         steps = self.training.budget // (fits + len(parts) + 1)
+        if rates == 1 or steps < LEAST_STEPS:  # what early stopping leaves will do, or nothing will
+            return self.trained(method.removesuffix(ENDING), recipe)
         best = self.best_rate(method, recipe, parts[:1], steps)
         at_rate, called = replace(self, rate=best.rate), self.called(method, best.rate)
         first = at_rate.attempt(called, recipe, parts, steps, known=best.tried)
