@@ -157,7 +157,7 @@ def tiny_problem(source_rows: torch.Tensor, target: torch.Tensor, budget: int = 
 def test_it_is_the_method_itself_where_nothing_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = tiny_problem(sequences(chain(0.2), 60, 8, 0), sequences(chain(0.9), 12, 8, 1))
     nothing = Weighing(np.zeros(60), np.inf)
-    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda target, source: nothing)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: nothing)
     for method in ("gtl-local", "finetuned"):
         plain, other = METHODS[method](problem, method), METHODS[f"{method}-iw"](problem, f"{method}-iw")
         assert other.borrowed == 0
@@ -172,7 +172,7 @@ def test_it_is_kept_only_where_held_out_rows_like_it(monkeypatch: pytest.MonkeyP
     source = torch.tensor([0, 1] * 4).repeat(300, 1)  # nothing ever stays
     problem = tiny_problem(source, sequences(chain(0.9), 12, 8, 1), budget=900, patience=2)
     everything = Weighing(np.ones(300), 1.0)
-    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda target, source: everything)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: everything)
     plain, other = METHODS["gtl-local"](problem, "gtl-local"), METHODS["gtl-local-iw"](problem, "gtl-local-iw")
     assert other.borrowed == 0
     assert other.score == plain.score
@@ -221,7 +221,7 @@ def test_several_rates_leave_steps_for_borrowed_rows(monkeypatch: pytest.MonkeyP
     problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=240, patience=0)
     problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0, 2.0]))
     monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 20)
-    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda target, source: Weighing(np.ones(60), 1.0))
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.ones(60), 1.0))
     begun, fit = [], Problem.fit
 
     def noted(self: Problem, name: str, *rest: Any, **changes: Any) -> Any:

@@ -3,10 +3,12 @@
 The paper's lemma says that source data weighted by r(x) = q(x) / p(x) is target data. Here r is estimated, calibrated,
 clipped, and turned into rows:
 
+0. *Screen.* Of more source rows than models can look at, those whose tokens come in the target are taken (`screen`).
 1. *Estimate.* The method runs as it always does, except that of several learning rates it takes the one that the first
    fold likes best: else nothing would be left of the budget. The model of each fold then gives a log-ratio of whole
    sequences, log r(x) = NELBO(x ; p) - NELBO(x ; q), by the chain rule; a sequence ratio says it directly. Target rows
-   get it from the fold that held them out, source rows from every fold.
+   get it from the fold that held them out, source rows from every fold. Where rows were screened, what counts of
+   tokens say joins it.
 2. *Calibrate.* Isotonic regression of the domain on that number: the best monotone fit of r, which learns where it
    saturates (at 1 / share, where a share of the source is target).
 3. *Clip.* r is capped at c, its median over the target rows, and a source row joins with probability min(r, c) / c:
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from gtl.denoiser import Denoiser, NetworkDenoiser, nelbo_at
 from gtl.estimate.base import Adapted, Attempt, Method, Problem, Recipe, Trained
+from gtl.estimate.screen import screen
 from gtl.guidance import Guided
 from gtl.process import Masked
 from gtl.ratio import SequenceRatio
@@ -37,7 +40,7 @@ __all__ = ["ENDING", "Weighing", "borrowing", "log_weights", "out_of_fold", "wei
 
 ENDING = "-iw"
 MOST_ROWS = 20_000
-"""Source rows that are looked at."""
+"""Source rows that models look at."""
 ENOUGH_STEPS, LEAST_STEPS = 120, 20
 """Of a fit that goes on with borrowed rows: fewer folds are looked at rather than fewer steps taken than the first, and
 nothing is begun below the second."""
@@ -64,10 +67,12 @@ class Weighing:
         return float(w.sum() ** 2 / np.square(w).sum()) if w.any() else 0.0
 
 
-def weigh(target: np.ndarray, source: np.ndarray) -> Weighing:
-    """Calibrates log-ratios of held-out target rows (N,) and of source rows (M,)."""
+def weigh(target: np.ndarray, source: np.ndarray, shares: tuple[float, float] = (1.0, 1.0)) -> Weighing:
+    """Calibrates log-ratios of held-out target rows (N,) and of source rows (M,), which are such shares of all."""
+    if not len(target):
+        return Weighing(np.zeros(len(source)), np.inf)
     scores, labels = np.concatenate([target, source]), np.repeat([1.0, 0.0], [len(target), len(source)])
-    weights = np.repeat([1 / len(target), 1 / len(source)], [len(target), len(source)])
+    weights = np.repeat([shares[0] / len(target), shares[1] / len(source)], [len(target), len(source)])
     chance = IsotonicRegression().fit(scores, labels, sample_weight=weights).predict(scores)
     with np.errstate(divide="ignore"):
         ratio = chance / (1 - np.minimum(chance, 1.0))
@@ -157,18 +162,23 @@ class Borrowing(Problem):
         rows = self.source_data[0]
         if not len(rows):
             raise ValueError(f"{method} borrows from source sequences: give source data as well")
-        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))[:MOST_ROWS]
-        rows = rows[chosen]
-        parts = self.parts()
+        parts, screened, shares = self.parts(), None, (1.0, 1.0)
+        if len(rows) > MOST_ROWS:
+            screened = screen(rows, self.target, parts, self.source.process.num_ids, MOST_ROWS)
+            rows, shares = screened.rows, screened.shares
+        else:
+            rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))]
         first, final = self.begun(method, recipe, parts)
         fits = [*first.fits(), *final.fits]
         alone = self.result(final, fits, first.score)
         target = self.once(f"{method}-target", lambda: out_of_fold(self, first.tried, parts)).cpu()
         source = self.once(f"{method}-source", lambda: weights_of(self, first.tried, rows)).cpu()
+        if screened is not None:
+            target, source = screened.combine(target, source)
         draw = np.random.default_rng(mix(self.seed, 9)).random(len(rows))
 
         def joined(own: Tensor, scores: Tensor) -> tuple[Tensor, Weighing]:
-            weighing = weigh(target.numpy(), scores.numpy())
+            weighing = weigh(target.numpy(), scores.numpy(), shares)
             return torch.cat([own, rows[torch.from_numpy(draw < weighing.chance)].to(own)]), weighing
 
         every, weighing = joined(self.target, source.mean(0))

@@ -1,0 +1,110 @@
+"""Which of many source rows are worth a model's look: counts of tokens say it in a second.
+
+    s(x) = sum over l of log q(x_l) / p(x_l),        q(v) = (c_v + k p(v)) / (c + k)
+
+p counts all source rows, c the few target rows, and k, what a token's share in the source weighs against them, is the
+one that makes held-out target rows likeliest. Models look at the rows of the largest s alone, S. For r inside S what is
+outside still counts: a source row stands for one of all source rows, a target row for one of all target rows.
+
+What a model says of a row and what the counts say differ in their errors (a model's is the noise of a few corruptions,
+that of counts is blindness for order): logistic regression of the domain on both makes one log-ratio of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+__all__ = ["Screen", "counts_of", "log_odds", "screen"]
+
+PRIORS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Values of k among which held-out rows choose, in units of c."""
+CHUNK = 2**22
+"""Tokens that are looked up at a time."""
+
+
+def counts_of(x: Tensor, num_ids: int) -> Tensor:
+    """How often each token comes in x (N, L), which may be memory-mapped: (K,), float64."""
+    counts = torch.zeros(num_ids, dtype=torch.float64)
+    for part in x.split(max(1, CHUNK // x.shape[1])):
+        counts += torch.bincount(part.reshape(-1).long().cpu(), minlength=num_ids)
+    return counts
+
+
+def log_odds(own: Tensor, p: Tensor, prior: float) -> Tensor:
+    """log q(v) / p(v) from target counts (K,) and the source's law (K,), for k = prior * c: (K,)."""
+    k = prior * own.sum()
+    return ((own + k * p) / (own.sum() + k)).log() - p.log()
+
+
+def total(table: Tensor, x: Tensor) -> Tensor:
+    """The sum of table[x_l] over each row of x (N, L), for tables (..., K): (..., N)."""
+    parts = x.split(max(1, CHUNK // x.shape[1]))
+    return torch.cat([table[..., part.long().cpu()].sum(-1) for part in parts], -1)
+
+
+@dataclass
+class Screen:
+    """The source rows that models look at, and what counts say of them and of the target's."""
+
+    rows: Tensor
+    """(M, L)"""
+    source: Tensor
+    """s of these rows by the counts of each fold: (F, M)."""
+    target: Tensor
+    """s of the target rows, each by the fold that held it out, in the order of the folds: (N,)."""
+    cut: float
+    """Where S begins."""
+    seen: int
+    """Source rows that were looked through."""
+    prior: float = 1.0
+    """k, in units of c."""
+
+    @property
+    def inside(self) -> Tensor:
+        """Which target rows are in S: (N,)."""
+        return self.target >= self.cut
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Of all target rows and of all source rows, those in S."""
+        return float(self.inside.double().mean()), len(self.rows) / self.seen
+
+    def combine(self, target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        """One score of models' log-ratios (N,), (F, M) and of counts, by what tells the domains apart inside S: those
+        of the target rows in S, and (F, M)."""
+        mine = torch.stack([target, self.target.to(target)], -1)[self.inside]
+        theirs = torch.stack([source, self.source.to(source)], -1)
+        if not len(mine):
+            return mine.sum(-1), theirs.sum(-1)
+        both = torch.cat([mine, theirs.mean(0)])
+        scale = both.std(0).clamp(min=1e-12)
+        labels = np.repeat([1, 0], [len(mine), theirs.shape[1]])
+        fitted = LogisticRegression(class_weight="balanced").fit((both / scale).numpy(), labels)
+        weights = torch.from_numpy(fitted.coef_[0]).to(scale) / scale
+        return mine @ weights, theirs @ weights
+
+
+def screen(source: Tensor, target: Tensor, parts: Sequence[tuple[Tensor, Tensor]], num_ids: int, most: int) -> Screen:
+    """The `most` source rows of the largest s.
+
+    Args:
+        source: (M, L), all rows; may be memory-mapped.
+        target: (N, L), all rows.
+        parts: rows and held-out rows of each fold of the target.
+        num_ids: K.
+        most: how many source rows to take.
+    """
+    counts = counts_of(source, num_ids) + 1
+    p = counts / counts.sum()
+    folds = [(counts_of(rows, num_ids), held) for rows, held in parts]
+    prior = max(PRIORS, key=lambda k: sum(float(total(log_odds(own, p, k), held).sum()) for own, held in folds))
+    scores = total(log_odds(counts_of(target, num_ids), p, prior), source)
+    best = scores.topk(min(most, len(source))).indices.sort().values
+    rows = source[best]
+    tables = torch.stack([log_odds(own, p, prior) for own, _ in folds])
+    own = torch.cat([total(table, held) for table, (_, held) in zip(tables, parts, strict=True)])
+    return Screen(rows, total(tables, rows), own, float(scores[best].min()), len(source), prior)

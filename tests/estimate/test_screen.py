@@ -1,0 +1,129 @@
+"""Screening by counts: the rows that it takes, and ratios that know of the rows that it left."""
+
+import numpy as np
+import pytest
+import torch
+from test_borrow import tiny_problem
+
+from gtl.data.tokens import folds
+from gtl.estimate import METHODS
+from gtl.estimate.borrow import weigh
+from gtl.estimate.screen import PRIORS, Screen, counts_of, log_odds, screen
+
+P = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.1])
+Q = torch.tensor([0.1, 0.1, 0.1, 0.3, 0.4])
+
+
+def draw(law: torch.Tensor, count: int, length: int, seed: int) -> torch.Tensor:
+    return torch.multinomial(law.expand(count, -1), length, True, generator=torch.Generator().manual_seed(seed))
+
+
+def mixed(length: int = 20) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Source rows of which the first 400 are the target's, and 100 target rows."""
+    source = torch.cat([draw(Q, 400, length, 0), draw(P, 7600, length, 1)])
+    return source, draw(Q, 100, length, 2), torch.arange(len(source)) < 400
+
+
+def test_counts_and_odds(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.tensor([[0, 1, 1], [4, 1, 0]])
+    assert counts_of(x, 5).tolist() == [2, 3, 0, 0, 1]
+    monkeypatch.setattr("gtl.estimate.screen.CHUNK", 3)
+    assert counts_of(x.to(torch.uint16), 5).tolist() == [2, 3, 0, 0, 1]
+    p, own = P.double(), torch.tensor([1.0, 0, 0, 0, 3], dtype=torch.float64)
+    odds = log_odds(own, p, 0.5)  # k = 2
+    assert torch.allclose(odds.exp() * p, (own + 2 * p) / 6)
+    assert float((odds.exp() * p).sum()) == pytest.approx(1)
+
+
+def test_it_takes_the_rows_that_look_like_the_target() -> None:
+    source, target, alike = mixed()
+    made = screen(source.to(torch.uint16), target, folds(target, 5, 0.1), 5, 500)
+    assert made.rows.shape == (500, 20)
+    assert made.rows.dtype == torch.uint16  # a memory-mapped set is never widened as a whole
+    known = {row.numpy().tobytes() for row in source[alike]}
+    assert sum(row.long().numpy().tobytes() in known for row in made.rows) > 0.9 * 400
+    assert made.source.shape == (5, 500)
+    assert made.target.shape == (100,)
+    assert float(made.inside.double().mean()) > 0.8
+    assert made.shares == (float(made.inside.double().mean()), 500 / 8000)
+
+
+def test_target_rows_are_judged_by_the_other_folds() -> None:
+    """One odd row: by its own fold's counts it would look like the target."""
+    source, target, _ = mixed()
+    odd = torch.full((1, 20), 2)
+    target = torch.cat([target[:9], odd])
+    parts = [(target[:5], target[5:]), (target[5:], target[:5])]
+    made = screen(source, target, parts, 5, 500)
+    own = counts_of(target[:5], 5)
+    assert own[2] < 20  # the odd row is not among them
+    assert float(made.target[4]) < float(made.target[:4].min())
+
+
+def test_held_out_rows_choose_the_prior() -> None:
+    """None is needed where target rows agree and are many; all of it where one says nothing of the other."""
+    source, _, _ = mixed()
+    many, apart = draw(Q, 400, 20, 5), torch.tensor([[0], [1]]).expand(2, 20)
+    for target, wanted in ((many, PRIORS[0]), (apart, PRIORS[-1])):
+        assert screen(source[400:], target, folds(target, 2, 0.1), 5, 100).prior == wanted
+
+
+def test_ratios_inside_know_of_what_is_outside() -> None:
+    """E_p[r 1_S] = Q(S): calibrated ratios of screened rows, over all source rows, are the target's share in S."""
+    source, _, _ = mixed()
+    source, target = source[400:], draw(Q, 3000, 20, 7)
+    parts = folds(target, 5, 0.1)
+    made = screen(source, torch.cat([held for _, held in parts]), parts, 5, 1500)
+    generator = torch.Generator().manual_seed(0)
+    exact = (Q / P).log()
+    held = torch.cat([rows for _, rows in parts])
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return exact[x.long()].sum(-1) + torch.randn(len(x), generator=generator)
+
+    mine, theirs = made.combine(noisy(held), noisy(made.rows).expand(len(parts), -1))
+    assert len(mine) == int(made.inside.sum())
+    weighing = weigh(mine.numpy(), theirs[0].numpy(), made.shares)
+    covered = np.isfinite(weighing.ratio)
+    mass = weighing.ratio[covered].sum() / made.seen
+    reached = made.shares[0] * float((mine <= theirs[0].max()).double().mean())
+    assert mass == pytest.approx(reached, rel=0.1)
+
+
+def test_both_opinions_tell_more_than_either() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def two(count: int, at: float) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = at + torch.randn(2, count, generator=generator, dtype=torch.float64)
+        return a, 100 * b  # in other units
+
+    (a, b), (c, d) = two(400, 1.0), two(4000, 0.0)
+    made = Screen(torch.zeros(4000, 1), d.unsqueeze(0), b, -torch.inf, 4000)
+    mine, theirs = made.combine(a, c.unsqueeze(0))
+
+    def auc(x: torch.Tensor, y: torch.Tensor) -> float:
+        return float((x.unsqueeze(-1) > y).double().mean())
+
+    assert auc(mine, theirs[0]) > max(auc(a, c), auc(b, d)) + 0.05
+
+
+def test_nothing_joins_where_no_target_row_is_inside() -> None:
+    made = Screen(torch.zeros(3, 1), torch.zeros(1, 3), torch.tensor([-1.0, -2.0]), 0.0, 9)
+    mine, theirs = made.combine(torch.zeros(2), torch.zeros(1, 3))
+    assert not weigh(mine.numpy(), theirs[0].numpy(), made.shares).chance.any()
+
+
+@pytest.mark.parametrize("method", ["finetuned-iw", "gtl-local-iw"])
+def test_a_fit_borrows_from_all_rows(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than models look at: target rows among them are found wherever they stand."""
+    law, other = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.1, 0.2, 0.7])
+    source = torch.cat([draw(law, 1000, 8, 0), draw(other, 40, 8, 1)])  # the last ones
+    problem = tiny_problem(source, draw(other, 12, 8, 2), budget=400)
+    monkeypatch.setattr("gtl.estimate.borrow.MOST_ROWS", 60)
+    notes: list[dict[str, object]] = []
+    problem.log = notes.append
+    made = METHODS[method](problem, method)
+    (found,) = [note["borrowed"] for note in notes if "borrowed" in note]
+    assert made.borrowed in (0, found)
+    assert isinstance(found, int)
+    assert 5 < found <= 60
