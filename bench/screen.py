@@ -3,7 +3,7 @@
     python bench/screen.py --mixture runs/arxiv-small/mixed-0.25 --target runs/arxiv-small/data/target --rows 618
 
 The mixture's source holds a share of the target's rows (`gtl mix`); of what is left, `--rows` are the target data.
-Counts of tokens look through all source rows and take 20,000; a random 20,000 are beside them.
+Counts of tokens look through all source rows and take `--weighed`; as many at random are beside them.
 """
 
 import time
@@ -12,11 +12,10 @@ import torch
 from jsonargparse import auto_cli
 
 from gtl.data.tokens import folds, read_tokens
-from gtl.estimate.borrow import MOST_ROWS
 from gtl.estimate.screen import screen
 
 
-def main(mixture: str, target: str, rows: int = 618, seeds: int = 2) -> None:
+def main(mixture: str, target: str, rows: int = 618, seeds: int = 2, weighed: int = 20_000) -> None:
     """Prints what is found, one line a seed.
 
     Args:
@@ -24,17 +23,18 @@ def main(mixture: str, target: str, rows: int = 618, seeds: int = 2) -> None:
         target: the target that it was made from.
         rows: target sequences that are at hand.
         seeds: subsets of them.
+        weighed: source rows to take.
     """
     known = {row.tobytes() for row in read_tokens(target).numpy()}
     source, rest = read_tokens(f"{mixture}/source"), read_tokens(f"{mixture}/target")
     hidden = sum(row.tobytes() in known for row in source.numpy())
     ids = int(max(source.numpy().max(), rest.numpy().max())) + 1
-    print(f"{hidden} of {len(source)} source rows are the target's; {MOST_ROWS} at random hold", end=" ")
-    print(f"{hidden * MOST_ROWS / len(source):.0f}")
+    print(f"{hidden} of {len(source)} source rows are the target's; {weighed} at random hold", end=" ")
+    print(f"{hidden * weighed / len(source):.0f}")
     for seed in range(seeds):
         own = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:rows]].long()
         started = time.perf_counter()
-        made = screen(source, own, folds(own, 5, 0.1, seed), ids, MOST_ROWS)
+        made = screen(source, own, folds(own, 5, 0.1, seed), ids, weighed)
         seconds = time.perf_counter() - started
         found = sum(row.tobytes() in known for row in made.rows.numpy())
         print(

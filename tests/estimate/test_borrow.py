@@ -145,11 +145,11 @@ def test_effective_sample_size() -> None:
     assert Weighing(np.array([4.0, 1.0]), 2.0).effective == pytest.approx(1.5**2 / 1.25)
 
 
-def tiny_problem(source_rows: torch.Tensor, target: torch.Tensor, budget: int = 120, patience: int = 12) -> Problem:
+def tiny_problem(source_rows: torch.Tensor, target: torch.Tensor, budget: int = 120, **changes: Any) -> Problem:
     torch.manual_seed(0)
     source = NetworkDenoiser(Masked(4), DiT(4, 4, 16, 1, 2)).eval()
     training = Training(
-        budget=budget, folds=2, batch_size=16, evaluate_every=10, evaluation_rows=32, knn_keys=128, patience=patience
+        budget=budget, folds=2, batch_size=16, evaluate_every=10, evaluation_rows=32, knn_keys=128, **changes
     )
     return Problem(training, source, (source_rows, source_rows[:0]), target, 0)
 
@@ -216,29 +216,73 @@ def test_it_stays_within_the_budget_and_needs_source_rows(method: str) -> None:
         METHODS[method](tiny_problem(mixed[:0], problem.target), method)
 
 
+def noted_fits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float]]:
+    """Name, steps and rate of every fit from here on."""
+    begun, fit = [], Problem.fit
+
+    def noted(self: Problem, name: str, *rest: Any, **changes: Any) -> Any:
+        begun.append((name, rest[2], self.rate))
+        return fit(self, name, *rest, **changes)
+
+    monkeypatch.setattr(Problem, "fit", noted)
+    return begun
+
+
 def test_several_rates_leave_steps_for_borrowed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without early stopping: each rate on the first fold alone, then folds and all rows, twice, with equal steps."""
+    """Without early stopping: each rate on the first fold alone, then the other folds and all rows; the same once more
+    with borrowed rows, in equal steps, as target rows are few."""
     problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=240, patience=0)
     problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0, 2.0]))
     monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 20)
     monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.ones(60), 1.0))
-    begun, fit = [], Problem.fit
-
-    def noted(self: Problem, name: str, *rest: Any, **changes: Any) -> Any:
-        begun.append((name, rest[2]))
-        return fit(self, name, *rest, **changes)
-
-    monkeypatch.setattr(Problem, "fit", noted)
+    begun = noted_fits(monkeypatch)
     made = METHODS["finetuned-iw"](problem, "finetuned-iw")
-    names, each = [name for name, _ in begun], 240 // (3 + 1 + 1 + 2 + 1)
-    assert [name for name in names if "fold 1 of 1" in name] == [
-        f"finetuned-iw, rate {rate:g}, fold 1 of 1" for rate in (0.5, 1, 2)
-    ]
-    assert sum("with borrowed rows, fold" in name for name in names) == 2
-    assert len(names) == (8 if made.borrowed else 7)
+    names, each = [name for name, _, _ in begun], 240 // (2 * (3 + 1 + 1))
+    for called in ("finetuned-iw", "finetuned-iw, with borrowed rows"):
+        assert [name for name in names if name.startswith(f"{called}, rate") and "fold 1 of 1" in name] == [
+            f"{called}, rate {rate:g}, fold 1 of 1" for rate in (0.5, 1, 2)
+        ]
+        assert sum(name.startswith(f"{called}, rate") and "fold 2 of 2" in name for name in names) == 1
+    assert len(names) == (10 if made.borrowed else 9)
     assert made.borrowed in (0, 60)
-    assert all(steps >= each for _, steps in begun)
-    assert 4 * each < made.steps <= 240
+    assert all(steps >= each for _, steps, _ in begun)
+    assert 5 * each < made.steps <= 240
+
+
+def test_borrowed_rows_have_a_rate_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both halves choose for themselves, by the first fold; what follows has the rate of its half."""
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=240, patience=0)
+    problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0, 2.0]))
+    monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 20)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.ones(60), 1.0))
+    best, attempt = {"finetuned-iw": 0.5, "finetuned-iw, with borrowed rows": 2.0}, Problem.attempt
+
+    def scored(self: Problem, name: str, *rest: Any, **more: Any) -> Any:
+        made = attempt(self, name, *rest, **more)
+        made.score = abs(self.rate - best[name.partition(", rate")[0]]) - 9 * ("borrowed" in name)
+        return made
+
+    monkeypatch.setattr(Problem, "attempt", scored)
+    begun = noted_fits(monkeypatch)
+    made = METHODS["finetuned-iw"](problem, "finetuned-iw")
+    assert made.borrowed == 60
+    for called, rate in best.items():
+        mine = [(name, used) for name, _, used in begun if name.partition(", rate")[0] == called]
+        assert [used for name, used in mine if "fold 2" in name or "all rows" in name] == [rate, rate]
+
+
+@pytest.mark.parametrize(("few", "folds"), [(7, 2), (6, 1), (1, 1)])
+def test_as_many_folds_as_hold_out_enough(few: int, folds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With borrowed rows: 12 rows in two folds hold out 6 each."""
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=240, patience=0)
+    problem = replace(problem, training=replace(problem.training, rates=[1.0, 2.0]))
+    monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 20)
+    monkeypatch.setattr("gtl.estimate.borrow.FEW", few)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.ones(60), 1.0))
+    begun = noted_fits(monkeypatch)
+    METHODS["finetuned-iw"](problem, "finetuned-iw")
+    second = [name for name, _, _ in begun if "borrowed rows" in name and "fold" in name]
+    assert len(second) == 2 + folds - 1
 
 
 def test_borrowing_changes_nothing_of_the_problem() -> None:

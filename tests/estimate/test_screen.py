@@ -114,12 +114,11 @@ def test_nothing_joins_where_no_target_row_is_inside() -> None:
 
 
 @pytest.mark.parametrize("method", ["finetuned-iw", "gtl-local-iw"])
-def test_a_fit_borrows_from_all_rows(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_borrows_from_all_rows(method: str) -> None:
     """More rows than models look at: target rows among them are found wherever they stand."""
     law, other = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.1, 0.2, 0.7])
     source = torch.cat([draw(law, 1000, 8, 0), draw(other, 40, 8, 1)])  # the last ones
-    problem = tiny_problem(source, draw(other, 12, 8, 2), budget=400)
-    monkeypatch.setattr("gtl.estimate.borrow.MOST_ROWS", 60)
+    problem = tiny_problem(source, draw(other, 12, 8, 2), budget=400, weighed=60)
     notes: list[dict[str, object]] = []
     problem.log = notes.append
     made = METHODS[method](problem, method)

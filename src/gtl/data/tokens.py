@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gtl.data.prepared import Meta, open_split, read_meta
 
-__all__ = ["Meta", "check_tokens", "folds", "read_meta", "read_split", "read_tokens", "split", "write_tokens"]
+__all__ = ["FEW", "Meta", "check_tokens", "folds", "read_meta", "read_split", "read_tokens", "split", "write_tokens"]
 
 CHUNK = 2**22
 """Tokens that are checked at a time."""

@@ -212,12 +212,20 @@ class Problem:
             trained.settle(index)
         return Attempt(tried, steps, step, index, score, self.rate)
 
-    def best_rate(self, name: str, recipe: "Recipe", parts: list[tuple[Tensor, Tensor]], steps: int) -> "Attempt":
+    def best_rate(
+        self,
+        name: str,
+        recipe: "Recipe",
+        parts: list[tuple[Tensor, Tensor]],
+        steps: int,
+        starts: "Sequence[Trained] | None" = None,
+    ) -> "Attempt":
         """The best of an attempt at each learning rate; one that diverges is none."""
         attempts, diverged = [], Diverged()
         for rate in self.training.rates:
             try:
-                attempts.append(replace(self, rate=rate).attempt(self.called(name, rate), recipe, parts, steps))
+                at_rate, called = replace(self, rate=rate), self.called(name, rate)
+                attempts.append(at_rate.attempt(called, recipe, parts, steps, starts))
             except Diverged as error:  # another rate may do
                 diverged = error
         if not attempts:
@@ -225,6 +233,21 @@ class Problem:
         best = min(attempts, key=lambda each: each.score)
         best.others = [fit for each in attempts if each is not best for fit in each.fits()]
         return best
+
+    def quick_rate(
+        self,
+        name: str,
+        recipe: "Recipe",
+        parts: list[tuple[Tensor, Tensor]],
+        steps: int,
+        starts: "Sequence[Trained] | None" = None,
+    ) -> "Attempt":
+        """An attempt at the learning rate that the first fold likes best: the others are tried at no other."""
+        best = self.best_rate(name, recipe, parts[:1], steps, starts)
+        at_rate, called = replace(self, rate=best.rate), self.called(name, best.rate)
+        found = at_rate.attempt(called, recipe, parts, steps, starts, known=best.tried)
+        found.others = best.others
+        return found
 
     def finish(
         self, name: str, recipe: "Recipe", rows: Tensor, attempt: "Attempt", start: Trained | None = None

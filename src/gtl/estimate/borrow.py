@@ -5,17 +5,18 @@ clipped, and turned into rows:
 
 0. *Screen.* Of more source rows than models can look at, those whose tokens come in the target are taken (`screen`).
 1. *Estimate.* The method runs as it always does, except that of several learning rates it takes the one that the first
-   fold likes best: else nothing would be left of the budget. The model of each fold then gives a log-ratio of whole
-   sequences, log r(x) = NELBO(x ; p) - NELBO(x ; q), by the chain rule; a sequence ratio says it directly. Target rows
-   get it from the fold that held them out, source rows from every fold. Where rows were screened, what counts of
-   tokens say joins it.
+   fold likes best, with half of the budget: else nothing would be left. The model of each fold then gives a log-ratio
+   of whole sequences, log r(x) = NELBO(x ; p) - NELBO(x ; q), by the chain rule; a sequence ratio says it directly.
+   Target rows get it from the fold that held them out, source rows from every fold. Where rows were screened, what
+   counts of tokens say joins it.
 2. *Calibrate.* Isotonic regression of the domain on that number: the best monotone fit of r, which learns where it
    saturates (at 1 / share, where a share of the source is target).
 3. *Clip.* r is capped at c, its median over the target rows, and a source row joins with probability min(r, c) / c:
    rejection sampling. What joins is at most the effective sample size of the clipped weights, (sum w)^2 / sum w^2.
    Where a typical target row has no company in the source, c is infinite and nothing joins.
-4. *Go on* from there on target and borrowed rows, with the rest of the budget; keep that only where held-out
-   target rows are likelier for it. Where nothing joins, the result is the method's own.
+4. *Go on* from there on target and borrowed rows, with the rest of the budget and a learning rate of its own (many rows
+   want a higher one than few), on as many folds as hold out enough rows; keep that only where held-out target rows are
+   likelier for it. Where nothing joins, the result is the method's own.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
+from gtl.data.tokens import FEW
 from gtl.denoiser import Denoiser, NetworkDenoiser, nelbo_at
 from gtl.estimate.base import Adapted, Attempt, Method, Problem, Recipe, Trained
 from gtl.estimate.screen import screen
@@ -39,8 +41,6 @@ from gtl.train.loop import mix
 __all__ = ["ENDING", "Weighing", "borrowing", "log_weights", "out_of_fold", "weigh", "weights_of"]
 
 ENDING = "-iw"
-MOST_ROWS = 20_000
-"""Source rows that models look at."""
 ENOUGH_STEPS, LEAST_STEPS = 120, 20
 """Of a fit that goes on with borrowed rows: fewer folds are looked at rather than fewer steps taken than the first, and
 nothing is begun below the second."""
@@ -147,15 +147,11 @@ class Borrowing(Problem):
 
     def begun(self, method: str, recipe: Recipe, parts: list[tuple[Tensor, Tensor]]) -> tuple[Attempt, Trained]:
         """The method on every fold and on all rows, before anything is borrowed."""
-        rates = len(self.training.rates)
-        fits = rates + (len(parts) - 1) + 1  # each rate on a fold, the other folds, all rows; then folds and all rows
-        steps = self.training.budget // (fits + len(parts) + 1)
+        rates, folds = len(self.training.rates), len(parts)
+        steps = self.training.budget // (2 * (rates + folds))  # each rate, the other folds, all rows; and once more
         if rates == 1 or steps < LEAST_STEPS:  # what early stopping leaves will do, or nothing will
             return self.trained(method.removesuffix(ENDING), recipe)
-        best = self.best_rate(method, recipe, parts[:1], steps)
-        at_rate, called = replace(self, rate=best.rate), self.called(method, best.rate)
-        first = at_rate.attempt(called, recipe, parts, steps, known=best.tried)
-        first.others = best.others
+        first = self.quick_rate(method, recipe, parts, steps)
         return first, self.finish(method, recipe, self.target, first)
 
     def run(self, method: str, recipe: Recipe) -> Adapted:
@@ -163,8 +159,8 @@ class Borrowing(Problem):
         if not len(rows):
             raise ValueError(f"{method} borrows from source sequences: give source data as well")
         parts, screened, shares = self.parts(), None, (1.0, 1.0)
-        if len(rows) > MOST_ROWS:
-            screened = screen(rows, self.target, parts, self.source.process.num_ids, MOST_ROWS)
+        if len(rows) > self.training.weighed:
+            screened = screen(rows, self.target, parts, self.source.process.num_ids, self.training.weighed)
             rows, shares = screened.rows, screened.shares
         else:
             rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))]
@@ -185,19 +181,20 @@ class Borrowing(Problem):
         count, left = len(every) - len(self.target), self.training.budget - alone.steps
         if self.log is not None:
             self.log({"network": f"{self.label}{method}", "borrowed": count, "effective": weighing.effective})
-        used = max(1, min(len(parts), left // ENOUGH_STEPS - 1))
-        steps = left // (used + 1)
+        rates, held_out = len(self.training.rates), np.cumsum([len(held) for _, held in parts])
+        enough = 1 + int((held_out[:-1] < FEW).sum())
+        used = max(1, min(enough, left // ENOUGH_STEPS - rates))
+        steps = left // (rates + used)
         if not count or (alone.steps and steps < LEAST_STEPS):
             return replace(alone, borrowed=0)
         larger = [(joined(own, scores)[0], held) for (own, held), scores in zip(parts, source, strict=True)]
-        second = replace(self, rate=first.rate).attempt(
-            f"{method}, with borrowed rows", recipe, larger[:used], max(1, steps), first.tried
-        )
+        called = f"{method}, with borrowed rows"
+        second = self.quick_rate(called, recipe, larger[:used], max(1, steps), first.tried)
         before = [min(min(values) for values in made.fits[-1].curve.values()) for made in first.tried[:used]]
         fits = [*fits, *second.fits()]
         if second.score >= sum(before) / used:
             return replace(self.result(final, fits, first.score), borrowed=0)
-        final = self.finish(f"{method}, with borrowed rows", recipe, every, second, final)
+        final = self.finish(called, recipe, every, second, final)
         return replace(self.result(final, [*fits, *final.fits], second.score), borrowed=count)
 
 

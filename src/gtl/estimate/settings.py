@@ -68,6 +68,8 @@ class Training:
     sparse_learning_rate: float | None = None
     """Their own; by default fine-tuning's where that is given, else `learning_rate`, and at most 8e-4 where the source
     has a million weights or more."""
+    weighed: int = 20_000
+    """Source rows that models look at for `-iw`; of more, counts of tokens choose."""
     unigram: bool = True
     """Whether `gtl-sparse` corrects how often each token comes, by counts on held-out rows."""
     weight_decay: float = 0.01
@@ -121,7 +123,7 @@ class Training:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
-        for name in ("lora_rank", "lora_alpha", "places", "n_ratio"):
+        for name in ("lora_rank", "lora_alpha", "places", "n_ratio", "weighed"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 < self.sparse_share <= 1:
