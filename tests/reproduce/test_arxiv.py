@@ -21,7 +21,7 @@ from gtl.reproduce.recipe import Sweep, Variant, World, read_recipe
 from gtl.run import read_rows
 from typed import contents, gtl
 
-PICTURES = ("fractions.png", "sweep-gtl-paper.png", "sweep-gtl-local.png")
+PICTURES = ("fractions.png", "shares.png", "sweep-gtl-paper.png", "sweep-gtl-local.png")
 FIGURES = {"results.json", "results.md", "summary.md", "samples.md", *PICTURES}
 FITTED = {"gamma", "steps"}
 MODEL = {"nll", "masked_nll", "perplexity_bound"}
@@ -94,7 +94,7 @@ def numbers(out: Path) -> dict[float, dict[float, int]]:
 
 def test_every_piece_is_there(whole: Path):
     assert {path.name for path in whole.iterdir() if path.is_file()} == FIGURES
-    stages = {"adapt": 5, "likelihood": 13, "samples": 15, "measure": 15, "judge": 16}
+    stages = {"adapt": 6, "likelihood": 15, "samples": 17, "measure": 17, "judge": 18}
     folders = [whole / name for name in ("data", "mixed-0.25", "source", "source-r0.25", "planner", "diagnose")]
     for stage, count in stages.items():
         inside = [path for path in (whole / stage).iterdir() if path.is_dir()]
@@ -115,8 +115,10 @@ def test_figures_and_samples_can_be_read(whole: Path):
     page = (whole / "samples.md").read_text()
     titles = re.findall(r"^## (.*)$", page, re.MULTILINE)
     fitted = [title for title in titles if "source" not in title]
-    assert len(fitted) == 3
-    assert all(title.endswith(f", n = {numbers(whole)[0][0.5]}") for title in fitted)
+    mixed = [title for title in fitted if "r = 0.25" in title]
+    assert (len(fitted), len(mixed)) == (6, 3)
+    middle = {True: f", r = 0.25, n = {numbers(whole)[0.25][0.1]}", False: f", n = {numbers(whole)[0][0.5]}"}
+    assert all(title.endswith(middle[title in mixed]) for title in fitted)
     assert len(re.findall(r"^10\. ", page, re.MULTILINE)) == len(titles)
     table = (whole / "results.md").read_text()
     assert re.findall(r"^# (.*)$", table, re.MULTILINE) == [
@@ -126,8 +128,11 @@ def test_figures_and_samples_can_be_read(whole: Path):
     assert table.index("## mauve") < table.index("## nll") < table.index("## domain")
 
 
-def test_the_source_is_among_the_samples(whole: Path):
-    assert "## source model, unguided" in (whole / "samples.md").read_text()
+def test_sources_are_among_the_samples(whole: Path):
+    page = (whole / "samples.md").read_text().splitlines()
+    assert [line for line in page if "source" in line] == [
+        "## source model, unguided", "## source model, unguided, r = 0.25"
+    ]  # fmt: skip
 
 
 def test_what_the_rows_are_called(whole: Path):
@@ -150,6 +155,7 @@ def test_what_the_rows_are_called(whole: Path):
     swept = {(*setting, n) for n in numbers(whole)[0].values()}
     drawn |= {(*one, 20) for one in swept}
     assert places["outside"] == outside
+    assert places["borrowed"] == {("arxiv-r0.25", "finetuned-iw", numbers(whole)[0.25][0.1], 2)}
     for metric in FITTED:
         assert places[metric] == fitted, metric
     for metric in MODEL:
@@ -169,7 +175,7 @@ def test_rows_have_weights_times_and_the_command(whole: Path):
         name = "arxiv" if cell.name.startswith("r0-") else "arxiv-r0.25"
         kept |= {(name, r.method, r.n): r.trainable_weights for r in read_rows(cell / "results.json")}
     tuned = {key: weights for key, weights in kept.items() if key[1] == "finetuned"}
-    assert len(tuned) == 2
+    assert len(tuned) == 3
     assert all(weights and weights > 100 for key, weights in kept.items() if key[1] != "source")
     for row in rows:
         assert row.trainable_weights == kept.get((row.experiment, row.method, row.n)), row

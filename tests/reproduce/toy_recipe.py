@@ -25,7 +25,7 @@ RECIPE: dict[str, Any] = {
     "draws": [0],
     "worlds": [
         {"share": 0, "fractions": [0.5, 0.1], "methods": [["finetuned", "gtl-local"], "gtl-paper"]},
-        {"share": 0.25, "fractions": [0.1], "methods": ["gtl-paper"]},
+        {"share": 0.25, "fractions": [0.1], "methods": ["gtl-paper", ["finetuned", "finetuned-iw"]]},
     ],
     "adapt": {"training": {"budget": 12, "folds": 2, "ratio": NETWORK, "evaluate_every": 2, **FIT}},
     "sample": {"count": 100},

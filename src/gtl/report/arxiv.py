@@ -20,6 +20,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike, NDArray
@@ -268,13 +269,15 @@ def dodged(x: ArrayLike, index: int, count: int) -> NDArray[np.float64]:
     return places + 0.45 * gap * ((index + 0.5) / count - 0.5)
 
 
-def curve(ax: Axes, x: Iterable[float], cells: Sequence[list[float]], look: Look, label: str) -> None:
+def curve(
+    ax: Axes, x: Iterable[float], cells: Sequence[list[float]], look: Look, label: str
+) -> ErrorbarContainer | None:
     """Mean and standard error of each cell at its x; an empty cell is left out."""
     points = [(at, statistics.fmean(cell), error(cell)) for at, cell in zip(x, cells, strict=True) if cell]
     if not points:
-        return
+        return None
     at, mean, bars = zip(*points, strict=True)
-    ax.errorbar(
+    return ax.errorbar(
         at, mean, bars, label=label, color=look.colour, marker=look.marker, linestyle=look.dashes, linewidth=1.1,
         markersize=4.2 if look.marker in "*PX" else 3.2, elinewidth=0.8, capsize=1.5, capthick=0.8,
     )  # fmt: skip

@@ -8,7 +8,7 @@
     sample      samples/rR-nN-sS-METHOD-dD     drawn by the seed D
     measure     measure/...                    diversity, memorisation, domain
     judge       judge/...                      MAUVE, which needs a pretrained network
-    figures     results.json, results.md, summary.md, fractions.png, sweep-METHOD.png, samples.md
+    figures     results.json, results.md, summary.md, fractions.png, shares.png, sweep-METHOD.png, samples.md
 
 A row of a sample has the seed 10 S + D; one of a likelihood has S.
 """

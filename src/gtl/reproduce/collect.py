@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from gtl.data.prepared import read_meta
 from gtl.report.arxiv import by_fraction, samples_page, summary, sweep
 from gtl.report.markov import TITLES
+from gtl.report.shares import by_share
 from gtl.report.table import markdown
+from gtl.reproduce.arxiv import Places, numbers
 from gtl.reproduce.pieces import Piece
 from gtl.reproduce.recipe import Recipe
 from gtl.run import Row, read_rows
@@ -90,6 +91,12 @@ def draw_figures(recipe: Recipe, out: Path, pieces: Sequence[Piece], command: st
     if panels and meta is not None:
         made.append(out / "fractions.png")
         by_fraction(made[-1], main, panels, titles, meta.splits["train"].segments)
+    shares = rows_by_share(recipe, out, rows)
+    known = {row.metric for mine in shares.values() for row in mine}
+    panels = [metric for metric in PANELS[:2] if metric in known]
+    if len(shares) > 1 and panels:
+        made.append(out / "shares.png")
+        by_share(made[-1], shares, panels, titles)
     for one in recipe.sweeps:
         mine = [row for row in rows if row.experiment.startswith(f"arxiv-sweep-{one.method}-r")]
         mine += [row for row in rows if row.experiment.startswith("arxiv-outside") and one.outside]
@@ -98,28 +105,46 @@ def draw_figures(recipe: Recipe, out: Path, pieces: Sequence[Piece], command: st
             made.append(out / f"sweep-{one.method}.png")
             real = [row for row in main if (row.method, row.metric) == ("real", "domain")]
             sweep(made[-1], mine + real, panels)
-    write(made[3], samples_page(shown(recipe, pieces)))
+    write(made[3], samples_page(shown(recipe, out, pieces)))
     return made
 
 
-def shown(recipe: Recipe, pieces: Iterable[Piece]) -> dict[str, list[str]]:
-    """The first samples of each method, of the first subset and draw, at the middle fraction of the first world."""
+def target_rows(out: Path, share: float) -> int:
+    """Target sequences that there are to train on, in a world."""
+    meta = read_meta(Places(out, share).data / "target")
+    return 0 if meta is None else meta.splits["train"].segments
+
+
+def rows_by_share(recipe: Recipe, out: Path, rows: Sequence[Row]) -> dict[float, list[Row]]:
+    """For each world's r, the rows of those methods that the first world with r > 0 has, at its first fraction, and of
+    the source."""
+    found: dict[float, list[Row]] = {}
+    for first in [world for world in recipe.worlds if world.share and world.fractions][:1]:
+        for world in recipe.worlds:
+            (n,) = numbers(first.fractions[:1], target_rows(out, world.share))
+            experiment = f"arxiv-r{world.share:g}" if world.share else "arxiv"
+            here = {(name, n) for name in first.names} | {("source", None)}
+            mine = [row for row in rows if row.experiment == experiment and (row.method, row.n) in here]
+            if any(row.n for row in mine):
+                found[world.share] = mine
+    return found
+
+
+def shown(recipe: Recipe, out: Path, pieces: Iterable[Piece]) -> dict[str, list[str]]:
+    """The first samples of each method, of the first subset and draw, at the middle fraction of each world."""
     found: dict[str, list[str]] = {}
-    first = recipe.worlds[0]
-    numbers = sorted({p.about["n"] for p in pieces if p.stage == "adapt" and p.about["share"] == first.share})
-    middle = numbers[len(numbers) // 2] if numbers else None
-    for piece in pieces:
-        if piece.stage != "sample" or not (piece.folder / "samples.txt").is_file():
-            continue
-        wanted: dict[str, Any] = {"share": first.share, "subset": recipe.subsets[0], "draw": recipe.draws[0]}
-        if "sweep" in piece.about or piece.about["n"] not in (None, middle):
-            continue
-        n = piece.about["n"]
-        if n is None:  # the source is of no subset
-            del wanted["subset"]
-        if all(piece.about[key] == value for key, value in wanted.items()):
-            title = TITLES.get(piece.about["method"], piece.about["method"]) + ("" if n is None else f", n = {n:,}")
-            found[title] = (piece.folder / "samples.txt").read_text().splitlines()
+    for world in recipe.worlds:
+        known = sorted(numbers(world.fractions, target_rows(out, world.share)))
+        middle = known[len(known) // 2] if known else None
+        for piece in pieces:
+            about, text = piece.about, piece.folder / "samples.txt"
+            if piece.stage != "sample" or about["share"] != world.share or "sweep" in about or not text.is_file():
+                continue
+            n, where = about["n"], f", r = {world.share:g}" if world.share else ""
+            first = about["draw"] == recipe.draws[0] and (n is None or about["subset"] == recipe.subsets[0])
+            if first and n in (None, middle):  # the source is of no subset
+                title = TITLES.get(about["method"], about["method"]) + where + ("" if n is None else f", n = {n:,}")
+                found[title] = text.read_text().splitlines()
     return found
 
 
