@@ -11,8 +11,9 @@ from test_lora import denoiser
 
 from gtl.denoiser import Denoiser, NetworkDenoiser
 from gtl.estimate import METHODS, Problem, Training
-from gtl.estimate.base import Trained
-from gtl.estimate.borrow import Weighing, borrowing, log_weights, weigh
+from gtl.estimate.base import Part, Trained
+from gtl.estimate.baselines import recipe
+from gtl.estimate.borrow import Borrowing, Weighing, borrowing, log_weights, weigh
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
 from gtl.nn.dit import DiT
 from gtl.process import Masked
@@ -269,6 +270,28 @@ def test_borrowed_rows_have_a_rate_of_their_own(monkeypatch: pytest.MonkeyPatch)
     for called, rate in best.items():
         mine = [(name, used) for name, _, used in begun if name.partition(", rate")[0] == called]
         assert [used for name, used in mine if "fold 2" in name or "all rows" in name] == [rate, rate]
+
+
+def test_with_borrowed_rows_it_goes_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rate of a fold from that fold's own model, and the final fit from the final one."""
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=240, patience=0)
+    problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0]))
+    monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 20)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.ones(60), 1.0))
+    seen: list[tuple[Part, float, Trained]] = []
+
+    def noted(inner: Problem, part: Part) -> Trained:
+        seen.append((part, inner.rate, recipe(inner, part, True)))
+        return seen[-1][2]
+
+    made = Borrowing(**vars(problem)).run("finetuned-iw", noted)
+    assert made.borrowed == 60
+    first = [one for one in seen if one[0].start is None]
+    (chosen,) = (rate for part, rate, _ in first if part.held_out is None)
+    known = {part.number: model for part, rate, model in first if rate == chosen}
+    second = [part for part, _, _ in seen if "borrowed rows" in part.name]
+    assert sorted(part.number for part in second) == [0, 1, 1, 2]
+    assert all(part.start is known[part.number] for part in second)
 
 
 @pytest.mark.parametrize(("few", "folds"), [(7, 2), (6, 1), (1, 1)])

@@ -34,7 +34,7 @@ def share_figure(rows: Mapping[float, Sequence[Row]], panels: Sequence[str], tit
     known = {share: max((row.n for row in rows[share] if row.n), default=0) for share in shares}
     methods = [m for m in dict.fromkeys(row.method for share in shares for row in rows[share]) if m != "real"]
     methods.sort(key=lambda method: (method != "source", method.removesuffix(ENDING), method))
-    looks = looks_of(list(dict.fromkeys(method.removesuffix(ENDING) for method in methods)))
+    looks = looks_of([*dict.fromkeys(method.removesuffix(ENDING) for method in reversed(methods))])
     figure, axes = grid(1, len(panels), 3.4, 2.6, shared=False)
     for ax, metric in zip(axes.flat, panels, strict=True):
         for index, method in enumerate(methods):
