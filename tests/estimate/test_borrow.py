@@ -19,6 +19,7 @@ from gtl.nn.dit import DiT
 from gtl.process import Masked
 from gtl.ratio import LocalRatio
 from gtl.ratio.base import ConditionalRatio
+from gtl.train.loop import Diverged
 
 
 def chain(stay: float, size: int = 3) -> torch.Tensor:
@@ -178,6 +179,26 @@ def test_it_is_kept_only_where_held_out_rows_like_it(monkeypatch: pytest.MonkeyP
     assert other.borrowed == 0
     assert other.score == plain.score
     assert plain.steps < other.steps <= problem.training.budget
+
+
+@pytest.mark.parametrize("where", ["fold 1", "all rows"])
+def test_what_diverges_with_borrowed_rows_is_not_taken(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=900, patience=2)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.ones(60), 1.0))
+    plain, fit, failed = METHODS["finetuned"](problem, "finetuned"), Problem.fit, []
+
+    def diverging(self: Problem, name: str, *rest: Any, **changes: Any) -> Any:
+        if "borrowed rows" in name and where in name:
+            failed.append(name)
+            raise Diverged("the loss became nan")
+        return fit(self, name, *rest, **changes)
+
+    monkeypatch.setattr(Problem, "fit", diverging)
+    made = METHODS["finetuned-iw"](problem, "finetuned-iw")
+    assert len(failed) == 1
+    assert (made.borrowed, made.score) == (0, plain.score)
+    for a, b in zip(made.denoiser.parameters(), plain.denoiser.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("method", ["sparse-iw", "gtl-local-iw", "gtl-knn-iw"])

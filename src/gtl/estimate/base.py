@@ -234,21 +234,6 @@ class Problem:
         best.others = [fit for each in attempts if each is not best for fit in each.fits()]
         return best
 
-    def quick_rate(
-        self,
-        name: str,
-        recipe: "Recipe",
-        parts: list[tuple[Tensor, Tensor]],
-        steps: int,
-        starts: "Sequence[Trained] | None" = None,
-    ) -> "Attempt":
-        """An attempt at the learning rate that the first fold likes best: the others are tried at no other."""
-        best = self.best_rate(name, recipe, parts[:1], steps, starts)
-        at_rate, called = replace(self, rate=best.rate), self.called(name, best.rate)
-        found = at_rate.attempt(called, recipe, parts, steps, starts, known=best.tried)
-        found.others = best.others
-        return found
-
     def finish(
         self, name: str, recipe: "Recipe", rows: Tensor, attempt: "Attempt", start: Trained | None = None
     ) -> Trained:

@@ -36,7 +36,7 @@ from gtl.process import Masked
 from gtl.ratio import SequenceRatio
 from gtl.ratio.gamma import rows_that_fit
 from gtl.speed import Precision
-from gtl.train.loop import mix
+from gtl.train.loop import Diverged, mix
 
 __all__ = ["ENDING", "Weighing", "borrowing", "log_weights", "out_of_fold", "weigh", "weights_of"]
 
@@ -145,6 +145,21 @@ def weights_of(problem: Problem, tried: Sequence[Trained], x: Tensor, draws: int
 class Borrowing(Problem):
     """A problem whose recipes may borrow rows from the source."""
 
+    def quick_rate(
+        self,
+        name: str,
+        recipe: Recipe,
+        parts: list[tuple[Tensor, Tensor]],
+        steps: int,
+        starts: Sequence[Trained] | None = None,
+    ) -> Attempt:
+        """An attempt at the learning rate that the first fold likes best: the others are tried at no other."""
+        best = self.best_rate(name, recipe, parts[:1], steps, starts)
+        at_rate, called = replace(self, rate=best.rate), self.called(name, best.rate)
+        found = at_rate.attempt(called, recipe, parts, steps, starts, known=best.tried)
+        found.others = best.others
+        return found
+
     def begun(self, method: str, recipe: Recipe, parts: list[tuple[Tensor, Tensor]]) -> tuple[Attempt, Trained]:
         """The method on every fold and on all rows, before anything is borrowed."""
         rates, folds = len(self.training.rates), len(parts)
@@ -189,12 +204,15 @@ class Borrowing(Problem):
             return replace(alone, borrowed=0)
         larger = [(joined(own, scores)[0], held) for (own, held), scores in zip(parts, source, strict=True)]
         called = f"{method}, with borrowed rows"
-        second = self.quick_rate(called, recipe, larger[:used], max(1, steps), first.tried)
         before = [min(min(values) for values in made.fits[-1].curve.values()) for made in first.tried[:used]]
-        fits = [*fits, *second.fits()]
-        if second.score >= sum(before) / used:
+        try:
+            second = self.quick_rate(called, recipe, larger[:used], max(1, steps), first.tried)
+            fits = [*fits, *second.fits()]
+            if second.score >= sum(before) / used:
+                return replace(self.result(final, fits, first.score), borrowed=0)
+            final = self.finish(called, recipe, every, second, final)
+        except Diverged:  # what was fitted without them is there
             return replace(self.result(final, fits, first.score), borrowed=0)
-        final = self.finish(called, recipe, every, second, final)
         return replace(self.result(final, [*fits, *final.fits], second.score), borrowed=count)
 
 
