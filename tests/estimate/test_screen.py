@@ -6,7 +6,7 @@ import torch
 from test_borrow import tiny_problem
 
 from gtl.data.tokens import folds
-from gtl.estimate import METHODS
+from gtl.estimate import METHODS, Training
 from gtl.estimate.borrow import weigh
 from gtl.estimate.screen import PRIORS, Screen, counts_of, log_odds, screen
 
@@ -126,3 +126,8 @@ def test_a_fit_borrows_from_all_rows(method: str) -> None:
     assert made.borrowed in (0, found)
     assert isinstance(found, int)
     assert 5 < found <= 60
+
+
+def test_no_rows_to_look_at_are_refused() -> None:
+    with pytest.raises(ValueError, match="weighed=0 must be at least 1"):
+        Training(weighed=0)

@@ -118,15 +118,17 @@ def target_rows(out: Path, share: float) -> int:
 def rows_by_share(recipe: Recipe, out: Path, rows: Sequence[Row]) -> dict[float, list[Row]]:
     """For each world's r, the rows of those methods that the first world with r > 0 has, at its first fraction, and of
     the source."""
+    first = next((world for world in recipe.worlds if world.share and world.fractions), None)
     found: dict[float, list[Row]] = {}
-    for first in [world for world in recipe.worlds if world.share and world.fractions][:1]:
-        for world in recipe.worlds:
-            (n,) = numbers(first.fractions[:1], target_rows(out, world.share))
-            experiment = f"arxiv-r{world.share:g}" if world.share else "arxiv"
-            here = {(name, n) for name in first.names} | {("source", None)}
-            mine = [row for row in rows if row.experiment == experiment and (row.method, row.n) in here]
-            if any(row.n for row in mine):
-                found[world.share] = mine
+    if first is None:
+        return found
+    for world in recipe.worlds:
+        (n,) = numbers(first.fractions[:1], target_rows(out, world.share))
+        experiment = f"arxiv-r{world.share:g}" if world.share else "arxiv"
+        here = {(name, n) for name in first.names} | {("source", None)}
+        mine = [row for row in rows if row.experiment == experiment and (row.method, row.n) in here]
+        if any(row.n for row in mine):
+            found[world.share] = mine
     return found
 
 
