@@ -98,7 +98,8 @@ def sweep(path: Path, rows: Sequence[Row], panels: Sequence[str]) -> None:
 
 def summary(rows: Sequence[Row], titles: dict[str, str]) -> str:
     """A Markdown table for each experiment and n: one line a method, one column a metric; what has no n in each. What
-    is known of real text in one experiment holds for the others; methods that were only fitted are left out."""
+    is known of real text in one experiment holds for the others; methods that were only fitted are left out. Standard
+    errors stand below their means, so that a table fits a column of text."""
     parts = []
     for experiment, n in dict.fromkeys((row.experiment, row.n) for row in rows if row.n and row.metric in SIDES):
         mine = [row for row in rows if row.experiment == experiment and row.n in (n, None)]
@@ -113,11 +114,16 @@ def summary(rows: Sequence[Row], titles: dict[str, str]) -> str:
             weights = [row.trainable_weights for row in own if row.trainable_weights is not None]
             steps = [row.value for row in own if row.metric == "steps"]
             found = [[row.value for row in own if row.metric == metric] for metric in sides]
-            cells = [f"{max(weights):,}" if weights else "", f"{statistics.fmean(steps):,.0f}" if steps else ""]
-            cells += [cell(values) if values else "" for values in found]
+            cells = [count(max(weights)) if weights else "", f"{statistics.fmean(steps):,.0f}" if steps else ""]
+            cells += [cell(values).replace(" ± ", "<br>±&nbsp;") if values else "" for values in found]
             parts.append(f"| {titles.get(method, method)} | " + " | ".join(cells) + " |")
         parts.append("")
     return "\n".join(parts)
+
+
+def count(weights: int) -> str:
+    """How many weights, in millions where that says enough."""
+    return f"{weights / 1e6:.3g} M" if weights >= 1e5 else f"{weights:,}"
 
 
 def samples_page(texts: dict[str, list[str]], count: int = 10) -> str:
