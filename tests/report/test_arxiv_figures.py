@@ -121,9 +121,9 @@ def test_a_summary_has_everything_of_a_method_in_one_line():
     assert [line for line in page if line.startswith("#")] == ["## arxiv, n = 1,000", "## arxiv, n = 100"]
     assert page[2].startswith("| | weights | steps | MAUVE | NLL | domain score | ")
     assert {line.count("|") for line in page if line.startswith("|")} == {page[2].count("|")}
-    assert page[4].startswith("| LoRA | 0.461 M | 3,600 | 0.6000<br>±&nbsp;0.1000 | 4.250 |  |")
+    assert page[4].startswith("| LoRA | 0.5 M | 3,600 | 0.6000<br>±&nbsp;0.1000 | 4.250 |  |")
     assert page[5].startswith("| source |  |  | 0.0300 |  |")
-    assert page[11].startswith("| LoRA | 0.461 M |  | 0.2500 |  |")
+    assert page[11].startswith("| LoRA | 0.5 M |  | 0.2500 |  |")
 
 
 def test_few_weights_are_counted_one_by_one():

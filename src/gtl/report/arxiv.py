@@ -122,8 +122,8 @@ def summary(rows: Sequence[Row], titles: dict[str, str]) -> str:
 
 
 def count(weights: int) -> str:
-    """How many weights, in millions where that says enough."""
-    return f"{weights / 1e6:.3g} M" if weights >= 1e5 else f"{weights:,}"
+    """How many weights: in millions, or one by one where there are few."""
+    return f"{weights / 1e6:,.1f} M" if weights >= 1e5 else f"{weights:,}"
 
 
 def samples_page(texts: dict[str, list[str]], count: int = 10) -> str:
