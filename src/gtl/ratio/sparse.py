@@ -3,7 +3,7 @@
     log r(x_l = v | z) = log p_{W + D}(v | z) - log p_W(v | z),        D is zero but for values at some places
 
 A network beside the source sees what the source made of z; changed weights also change what it makes of z. Only D
-belongs to the ratio, a file of a few megabytes, for one more pass of the source. At gamma 1 guidance by it is the
+belongs to the ratio, a file of twelve bytes a change, for one more pass of the source. At gamma 1 guidance by it is the
 source with changed weights. Places count through all parameters of the denoiser, one after the other in their order.
 """
 

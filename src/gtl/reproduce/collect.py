@@ -32,15 +32,16 @@ def measured(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def rows_of(pieces: Iterable[Piece], command: str) -> list[Row]:
-    """The rows of all pieces that are done, each under the name of its method, with that method's weights."""
-    rows = [row for piece in measured(pieces) for row in renamed(piece)]
-    weights: dict[tuple[str, str, int | None], int] = {}
-    for row in rows:  # counts are numbers too, and not every subset has them
-        key = row.experiment, row.method, row.n
-        weights[key] = max(weights.get(key, 0), row.trainable_weights or 0)
+    """The rows of all pieces that are done, each with its method and the weights that were fitted for its subset."""
+    found = {row: piece.about["subset"] for piece in measured(pieces) for row in renamed(piece)}
+    weights = {
+        (row.experiment, row.method, row.n, subset): row.trainable_weights
+        for row, subset in found.items()
+        if row.trainable_weights
+    }
     return [
-        replace(row, command=command, trainable_weights=weights[row.experiment, row.method, row.n] or None)
-        for row in dict.fromkeys(rows)
+        replace(row, command=command, trainable_weights=weights.get((row.experiment, row.method, row.n, subset)))
+        for row, subset in found.items()
     ]
 
 
