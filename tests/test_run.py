@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from gtl.run import Row, Run, check_folder, device_name, read_rows
+from gtl.run import Row, Run, check_folder, device_name, git_commit, read_rows
 from typed import KEYS
 
 CONFIG = {"seed": 5, "n": [20, 10], "nested": {"a": 1.5, "b": None}}
@@ -54,9 +54,25 @@ def test_about_the_run(tmp_path: Path):
     assert about["device"] == device_name(CPU) == f"cpu, {torch.get_num_threads()} threads"
     assert about["versions"]["torch"] == torch.__version__
     assert about["versions"]["python"].count(".") == 2
-    call = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    head = subprocess.run(call, capture_output=True, text=True)
-    assert about["git_commit"] == (head.stdout.strip() if head.returncode == 0 else None)
+    assert about["git_commit"] == git_commit()
+
+
+def test_the_commit_says_whether_files_were_changed_since(tmp_path: Path) -> None:
+    assert git_commit(tmp_path) is None
+
+    def git(*words: str) -> str:
+        call = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.com", *words]
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-q", "-m", "one")
+    git("tag", "-a", "v1", "-m", "one")
+    commit = git("rev-parse", "HEAD")
+    assert git_commit(tmp_path) == commit
+    (tmp_path / "file").write_text("two")
+    assert git_commit(tmp_path) == f"{commit}+changes"
 
 
 def test_the_schema_of_rows(tmp_path: Path):

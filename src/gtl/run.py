@@ -28,7 +28,7 @@ import yaml
 from gtl.rank import is_first
 from gtl.train.checkpoint import atomic, write_json
 
-__all__ = ["Row", "Run", "check_folder", "command_line", "device_name", "read_rows"]
+__all__ = ["Row", "Run", "check_folder", "command_line", "device_name", "git_commit", "read_rows"]
 
 STARTED = time.time()
 """When this process began, about."""
@@ -74,9 +74,9 @@ def command_line() -> str:
     return shlex.join(["gtl" if program in ("gtl", "cli.py") else program, *sys.argv[1:]])
 
 
-def git_commit() -> str | None:
-    """The commit of the source tree that this package runs from, if it is one."""
-    call = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+def git_commit(folder: Path = Path(__file__).parent) -> str | None:
+    """The commit of the source tree that this package runs from, if it is one, and whether files were changed since."""
+    call = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
         return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -10,10 +10,11 @@ import torch
 from test_lora import denoiser
 
 from gtl.denoiser import Denoiser, NetworkDenoiser
-from gtl.estimate import METHODS, Problem, Training
+from gtl.estimate import METHODS, Problem, Training, base
 from gtl.estimate.base import Part, Trained
 from gtl.estimate.baselines import recipe
 from gtl.estimate.borrow import Borrowing, Weighing, borrowing, log_weights, weigh
+from gtl.estimate.screen import screen
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
 from gtl.nn.dit import DiT
 from gtl.process import Masked
@@ -315,12 +316,177 @@ def test_with_borrowed_rows_it_goes_on_from_where_it_was(monkeypatch: pytest.Mon
     assert all(part.start is known[part.number] for part in second)
 
 
-@pytest.mark.parametrize(("few", "folds"), [(7, 2), (6, 1), (1, 1)])
-def test_as_many_folds_as_hold_out_enough(few: int, folds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def uneven(monkeypatch: pytest.MonkeyPatch) -> tuple[Problem, list[tuple[Part, Trained]], list[np.ndarray], Any]:
+    """A problem of which every fold's model says something else of source rows, and the half of them that it likes
+    better joins; parts and models as they come, what was said of target rows, and what a model says."""
+    generator = torch.Generator().manual_seed(0)
+    every = torch.cartesian_prod(*[torch.arange(3)] * 5)
+    every = every[torch.randperm(len(every), generator=generator)]
+    problem = tiny_problem(every[:60], every[60:72], budget=240, patience=0)
+    problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0]))
+    seen: list[tuple[Part, Trained]] = []
+    told: list[np.ndarray] = []
+    likes = torch.randn(3, 5, generator=generator)
+
+    def said(number: int, x: torch.Tensor) -> torch.Tensor:
+        return x.float() @ likes[number]
+
+    def weights_of(_: Problem, tried: list[Trained], x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        numbers = [next(part.number for part, made in seen if made is one) for one in tried]
+        return torch.stack([said(number, x) for number in numbers])
+
+    def half(target: np.ndarray, scores: np.ndarray, *rest: Any) -> Weighing:
+        told.append(target)
+        return Weighing((scores > np.median(scores)).astype(float), 1.0)
+
+    monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 20)
+    monkeypatch.setattr("gtl.estimate.borrow.weights_of", weights_of)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", half)
+    return problem, seen, told, said
+
+
+def test_the_rows_that_join_are_those_that_were_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each fold by that fold's own model, which alone has not seen its held-out rows; in the final fit by all."""
+    problem, seen, told, said = uneven(monkeypatch)
+
+    def noted(inner: Problem, part: Part) -> Trained:
+        seen.append((part, recipe(inner, part, True)))
+        return seen[-1][1]
+
+    made = Borrowing(**vars(problem)).run("finetuned-iw", noted)
+    assert made.borrowed == 30
+    rows, parts = problem.source_data[0], problem.parts()
+    for target in told:
+        assert np.allclose(target, torch.cat([said(number, held) for number, (_, held) in enumerate(parts, 1)]))
+    scores = {number: said(number, rows) for number in (1, 2)}
+    scores[0] = (scores[1] + scores[2]) / 2
+    second = [part for part, _ in seen if "borrowed rows" in part.name]
+    assert sorted(part.number for part in second) == [0, 1, 1, 2]
+    for part in second:
+        own = parts[part.number - 1][0] if part.number else problem.target
+        wanted = torch.cat([own, rows[scores[part.number] > np.median(scores[part.number])]])
+        assert sorted(part.rows.tolist()) == sorted(wanted.tolist())
+        if part.held_out is not None:
+            assert torch.equal(part.held_out, parts[part.number - 1][1])
+
+
+@pytest.mark.parametrize(("score", "borrowed", "judged"), [(1.01, 0, None), (0.99, 60, 1)])
+def test_it_is_kept_for_the_folds_that_were_tried(
+    score: float, borrowed: int, judged: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two: what held-out rows of that one said before counts, and not what those of both did."""
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=240, patience=0)
+    problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0]))
+    monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 40)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.ones(60), 1.0))
+    attempt = Problem.attempt
+
+    def scored(self: Problem, name: str, *rest: Any, **more: Any) -> Any:
+        made = attempt(self, name, *rest, **more)
+        if "borrowed rows" in name:
+            assert len(made.tried) == 1
+            made.score = score
+        else:
+            for trained, value in zip(made.tried, (1.0, 3.0), strict=False):
+                trained.fits[-1].curve = {10: [value]}
+        return made
+
+    monkeypatch.setattr(Problem, "attempt", scored)
+    made = METHODS["finetuned-iw"](problem, "finetuned-iw")
+    assert (made.borrowed, made.judged) == (borrowed, judged)
+
+
+def test_what_was_screened_is_so_much_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = torch.cat([sequences(chain(0.9), 30, 8, 5), sequences(chain(0.2), 30, 8, 0)])
+    problem = tiny_problem(mixed, sequences(chain(0.9), 12, 8, 1))
+    problem = replace(problem, training=replace(problem.training, weighed=20))
+    taken = []
+
+    def noted(target: np.ndarray, scores: np.ndarray, shares: tuple[float, float]) -> Weighing:
+        taken.append((len(scores), shares))
+        return Weighing(np.zeros(len(scores)), np.inf)
+
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", noted)
+    METHODS["finetuned-iw"](problem, "finetuned-iw")
+    known = screen(mixed, problem.target, problem.parts(), 4, 20)
+    assert known.shares != (1.0, 1.0)
+    assert taken == [(20, known.shares)]
+
+
+DIVERGING = {
+    "none": [],
+    "one": ["rate 2"],
+    "two": ["rate 0.5", "rate 2"],
+    "the best, where it was not tried first": ["finetuned-iw, rate 1, fold 2"],
+    "the same with borrowed rows, which leaves no room": ["borrowed rows, rate 1, fold 2"],
+    "all with borrowed rows": ["borrowed rows"],
+    "the last fit": ["borrowed rows, rate 1, all rows"],
+}
+
+
+@pytest.mark.parametrize("which", DIVERGING)
+def test_every_step_counts(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of fits that diverge as well, so that the method stays in its budget; another rate takes their place."""
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=480, patience=0)
+    problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0, 2.0]))
+    monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 20)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.ones(60), 1.0))
+    attempt, begin, fit = Problem.attempt, Problem.fit, base.fit
+    names: list[str] = []
+    taken: list[int] = []
+
+    def scored(self: Problem, name: str, *rest: Any, **more: Any) -> Any:
+        made = attempt(self, name, *rest, **more)
+        made.score = abs(self.rate - 1.0) - 9 * ("borrowed" in name)
+        return made
+
+    def named(self: Problem, name: str, *rest: Any, **changes: Any) -> Any:
+        names.append(name)
+        return begin(self, name, *rest, **changes)
+
+    def counted(*rest: Any, **more: Any) -> Any:
+        made = fit(*rest, **more)
+        taken.append(made.steps)
+        if any(part in names[-1] for part in DIVERGING[which]):
+            error = Diverged("the loss became nan")
+            error.steps = made.steps
+            raise error
+        return made
+
+    monkeypatch.setattr(Problem, "attempt", scored)
+    monkeypatch.setattr(Problem, "fit", named)
+    monkeypatch.setattr(base, "fit", counted)
+    made = METHODS["finetuned-iw"](problem, "finetuned-iw")
+    assert made.steps == sum(taken) <= 480
+    assert made.borrowed == (60 if which in list(DIVERGING)[:4] else 0)
+
+
+def test_a_fit_that_diverges_says_how_far_it_came() -> None:
+    problem = tiny_problem(sequences(chain(0.2), 6, 8, 0), sequences(chain(0.9), 12, 8, 1))
+    for weight in problem.source.parameters():
+        weight.data.fill_(float("nan"))
+    with pytest.raises(Diverged):
+        METHODS["finetuned"](problem, "finetuned")
+    (spent,) = problem.spent
+    assert spent.steps == 10
+    assert spent.seconds > 0
+
+
+def test_too_few_steps_for_two_halves_are_not_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=100, patience=0)
+    problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0, 2.0]))
+    begun = noted_fits(monkeypatch)
+    METHODS["finetuned-iw"](problem, "finetuned-iw")
+    assert begun
+    assert all(name.startswith("finetuned, rate") for name, _, _ in begun)
+
+
+@pytest.mark.parametrize(("few", "enough", "folds"), [(7, 20, 2), (7, 40, 1), (6, 20, 1), (1, 20, 1)])
+def test_as_many_folds_as_hold_out_enough(few: int, enough: int, folds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With borrowed rows: 12 rows in two folds hold out 6 each."""
     problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=240, patience=0)
     problem = replace(problem, training=replace(problem.training, rates=[1.0, 2.0]))
-    monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 20)
+    monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", enough)
     monkeypatch.setattr("gtl.estimate.borrow.FEW", few)
     monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.ones(60), 1.0))
     begun = noted_fits(monkeypatch)

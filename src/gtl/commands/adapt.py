@@ -107,11 +107,12 @@ def adapt(
                 continue
             made = problem.adapted(name)
             keep(run, folder, name, made, len(x), seed)
+            judges = made.judged or count
             strength = "" if made.ratio is None else f", gamma {made.gamma:g}"
             if made.borrowed is not None:
                 strength += f", {made.borrowed} source sequences borrowed"
             print(
-                f"{folder}: held-out nll {made.score:.4f} nats a token over {count} held-out part{'s'[: count > 1]} "
+                f"{folder}: held-out nll {made.score:.4f} nats a token over {judges} held-out part{'s'[: judges > 1]} "
                 f"(the source alone: {before:.4f}){strength}"
             )
     if len(methods) > 1:

@@ -3,9 +3,9 @@
 A *recipe* trains on the rows that it is given and records, as it goes, how likely held-out rows are under the model
 that it would give at each step and each gamma. `Problem.run` takes it over K folds (one split where data is plenty),
 chooses step, gamma and learning rate where the mean over folds is best, and runs it once more on all rows up to that
-step. Every network that is trained on the way counts against the budget, and every method, baselines included, goes
-this way. What is trained is kept in a folder, if there is one: a run that was stopped goes on with the fit that it was
-at, and methods that share fits find those of before.
+step. Every network that is trained on the way counts against the budget, one that diverges as well, and every method,
+baselines included, goes this way. What is trained is kept in a folder, if there is one: a run that was stopped goes on
+with the fit that it was at, and methods that share fits find those of before.
 
 With `folds: 0` nothing is trained twice: one split, the best weights kept, gamma chosen for them (as the paper does).
 """
@@ -119,6 +119,8 @@ class Adapted:
     """Trainable numbers, over all networks of the model that is kept."""
     borrowed: int | None = None
     """Source rows that joined the target's in the final fit, where that was asked for."""
+    judged: int | None = None
+    """Held-out parts that said so, where it was not all of them."""
 
 
 @dataclass
@@ -143,6 +145,8 @@ class Problem:
     memory: dict[str, Adapted] = field(default_factory=dict)
     shared: "dict[str, tuple[Attempt, Trained]]" = field(default_factory=dict)
     known: dict[str, Tensor] = field(default_factory=dict)
+    spent: list[Fit] = field(default_factory=list)
+    """Every fit so far, those that diverged among them."""
     folder: Path | None = None
     """Where fits are kept as they go, so that after a stop none begins anew."""
 
@@ -212,26 +216,34 @@ class Problem:
             trained.settle(index)
         return Attempt(tried, steps, step, index, score, self.rate)
 
-    def best_rate(
+    def at_rates(
         self,
         name: str,
         recipe: "Recipe",
         parts: list[tuple[Tensor, Tensor]],
         steps: int,
         starts: "Sequence[Trained] | None" = None,
-    ) -> "Attempt":
-        """The best of an attempt at each learning rate; one that diverges is none."""
-        attempts, diverged = [], Diverged()
+    ) -> "tuple[list[Attempt], list[Fit]]":
+        """An attempt at each learning rate, the best first, and the fits of those that diverged, which are none."""
+        attempts: list[Attempt] = []
+        lost: list[Fit] = []
+        diverged = Diverged()
         for rate in self.training.rates:
+            begun = len(self.spent)
             try:
                 at_rate, called = replace(self, rate=rate), self.called(name, rate)
                 attempts.append(at_rate.attempt(called, recipe, parts, steps, starts))
             except Diverged as error:  # another rate may do
                 diverged = error
+                lost += self.spent[begun:]
         if not attempts:
             raise diverged
-        best = min(attempts, key=lambda each: each.score)
-        best.others = [fit for each in attempts if each is not best for fit in each.fits()]
+        return sorted(attempts, key=lambda each: each.score), lost
+
+    def best_rate(self, name: str, recipe: "Recipe", parts: list[tuple[Tensor, Tensor]], steps: int) -> "Attempt":
+        """The best of an attempt at each learning rate."""
+        (best, *others), lost = self.at_rates(name, recipe, parts, steps)
+        best.others = [*(fit for each in others for fit in each.fits()), *lost]
         return best
 
     def finish(
@@ -305,14 +317,20 @@ class Problem:
         bar, log = self.bar, self.log
         if bar is not None:
             bar.stage(f"{self.label}training {name}", steps)
-        return fit(
-            model,
-            objective,
-            settings,
-            None if self.folder is None else self.folder / re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-"),
-            on_step=None if bar is None else lambda step: bar.advance(step / steps),
-            log=None if log is None else lambda metrics: log({"network": f"{self.label}{name}", **metrics}),
-        )
+        try:
+            made = fit(
+                model,
+                objective,
+                settings,
+                None if self.folder is None else self.folder / re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-"),
+                on_step=None if bar is None else lambda step: bar.advance(step / steps),
+                log=None if log is None else lambda metrics: log({"network": f"{self.label}{name}", **metrics}),
+            )
+        except Diverged as error:
+            self.spent.append(Fit(error.steps, 0, None, error.seconds, 0, {}))
+            raise
+        self.spent.append(made)
+        return made
 
     def judged(self, objective: Objective, ratio: Ratio, part: Part) -> Objective:
         """The objective of a ratio's last network, judged by held-out likelihood where the rule is that."""
@@ -369,7 +387,7 @@ class Attempt:
     rate: float = 1.0
     """What learning rates were multiplied by."""
     others: list[Fit] = field(default_factory=list)
-    """Fits at other rates, which were not better."""
+    """Fits at other rates, which were not better or diverged."""
 
     def fits(self) -> list[Fit]:
         """Of every network that was trained."""

@@ -16,7 +16,7 @@ clipped, and turned into rows:
    Where a typical target row has no company in the source, c is infinite and nothing joins.
 4. *Go on* from there on target and borrowed rows, with the rest of the budget and a learning rate of its own (many rows
    want a higher one than few), on as many folds as hold out enough rows; keep that only where held-out target rows are
-   likelier for it. Where nothing joins, the result is the method's own.
+   likelier for it. Where nothing joins, the result is what was fitted so far: with one learning rate, the method's own.
 """
 
 from collections.abc import Sequence
@@ -151,13 +151,24 @@ class Borrowing(Problem):
         recipe: Recipe,
         parts: list[tuple[Tensor, Tensor]],
         steps: int,
+        room: int,
         starts: Sequence[Trained] | None = None,
     ) -> Attempt:
-        """An attempt at the learning rate that the first fold likes best: the others are tried at no other."""
-        best = self.best_rate(name, recipe, parts[:1], steps, starts)
-        at_rate, called = replace(self, rate=best.rate), self.called(name, best.rate)
-        found = at_rate.attempt(called, recipe, parts, steps, starts, known=best.tried)
-        found.others = best.others
+        """An attempt at the learning rate that the first fold likes best: the other folds are tried at no other. Where
+        one of them diverges, the next best, if so many steps have room for that and for the final fit."""
+        begun = len(self.spent)
+        first, lost = self.at_rates(name, recipe, parts[:1], steps, starts)
+        for best in first:
+            mark, at_rate, called = len(self.spent), replace(self, rate=best.rate), self.called(name, best.rate)
+            try:
+                found = at_rate.attempt(called, recipe, parts, steps, starts, known=best.tried)
+                break
+            except Diverged:
+                lost += self.spent[mark:]
+                taken = sum(fit.steps for fit in self.spent[begun:])
+                if best is first[-1] or taken + len(parts) * steps > room:
+                    raise
+        found.others = [*(fit for each in first if each is not best for fit in each.fits()), *lost]
         return found
 
     def begun(self, method: str, recipe: Recipe, parts: list[tuple[Tensor, Tensor]]) -> tuple[Attempt, Trained]:
@@ -166,7 +177,7 @@ class Borrowing(Problem):
         steps = self.training.budget // (2 * (rates + folds))  # each rate, the other folds, all rows; and once more
         if rates == 1 or steps < LEAST_STEPS:  # what early stopping leaves will do, or nothing will
             return self.trained(method.removesuffix(ENDING), recipe)
-        first = self.quick_rate(method, recipe, parts, steps)
+        first = self.quick_rate(method, recipe, parts, steps, self.training.budget)
         return first, self.finish(method, recipe, self.target, first)
 
     def run(self, method: str, recipe: Recipe) -> Adapted:
@@ -180,8 +191,8 @@ class Borrowing(Problem):
         else:
             rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))]
         first, final = self.begun(method, recipe, parts)
-        fits = [*first.fits(), *final.fits]
-        alone = self.result(final, fits, first.score)
+        first_half = [*first.fits(), *final.fits]
+        alone = self.result(final, first_half, first.score)
         target = self.once(f"{method}-target", lambda: out_of_fold(self, first.tried, parts)).cpu()
         source = self.once(f"{method}-source", lambda: weights_of(self, first.tried, rows)).cpu()
         if screened is not None:
@@ -203,17 +214,18 @@ class Borrowing(Problem):
         if not count or (alone.steps and steps < LEAST_STEPS):
             return replace(alone, borrowed=0)
         larger = [(joined(own, scores)[0], held) for (own, held), scores in zip(parts, source, strict=True)]
-        called = f"{method}, with borrowed rows"
+        called, mark = f"{method}, with borrowed rows", len(self.spent)
         before = [min(min(values) for values in made.fits[-1].curve.values()) for made in first.tried[:used]]
         try:
-            second = self.quick_rate(called, recipe, larger[:used], max(1, steps), first.tried)
-            fits = [*fits, *second.fits()]
+            second = self.quick_rate(called, recipe, larger[:used], max(1, steps), left, first.tried)
+            fits = [*first_half, *second.fits()]
             if second.score >= sum(before) / used:
                 return replace(self.result(final, fits, first.score), borrowed=0)
             final = self.finish(called, recipe, every, second, final)
         except Diverged:  # what was fitted without them is there
-            return replace(self.result(final, fits, first.score), borrowed=0)
-        return replace(self.result(final, [*fits, *final.fits], second.score), borrowed=count)
+            return replace(self.result(final, [*first_half, *self.spent[mark:]], first.score), borrowed=0)
+        made = self.result(final, [*fits, *final.fits], second.score)
+        return replace(made, borrowed=count, judged=used)
 
 
 def borrowing(method: Method) -> Method:

@@ -40,6 +40,10 @@ EVALUATED = 2**16
 class Diverged(ValueError):
     """A fit whose numbers are no longer finite."""
 
+    steps = 0
+    """Gradient steps taken until that was seen."""
+    seconds = 0.0
+
 
 @dataclass
 class FitSettings:
@@ -279,6 +283,9 @@ def fit(
                 on_step(state.step)
             if state.step % settings.save_every == 0:
                 save_state()
+    except Diverged as error:
+        error.steps, error.seconds = state.step, time.perf_counter() - started
+        raise
     except KeyboardInterrupt:
         if whole:  # otherwise the last saved state is the one to go on from
             save_state()
