@@ -53,6 +53,12 @@ def sweep_rows(share: str = "0", metrics: tuple[str, ...] = ("domain", "mauve"))
     return [Row(**{**vars(r), "experiment": names[r.metric == "outside"]}) for r in rows]
 
 
+def own_rows(share: str = "0") -> list[Row]:
+    """What candidates leave out of the source's own text: half of the target's, and at one number more."""
+    name = f"arxiv-outside-own-r{share}"
+    return [row(f"n_ratio={size}", 0.5 / size, None, name=name, metric="outside") for size in (4, 4096, 1024, 64)]
+
+
 def lines(ax) -> dict[str, ErrorbarContainer]:
     """The lines of an axis by their label."""
     return {box.get_label(): box for box in ax.containers}
@@ -242,7 +248,7 @@ def test_legends_and_letters_fit():
 
 
 def test_the_sweep():
-    rows = sweep_rows("0.25") + sweep_rows("0") + sweep_rows("0.05")
+    rows = sweep_rows("0.25") + sweep_rows("0") + sweep_rows("0.05") + own_rows()
     figure = sweep_figure(rows, ["domain", "mauve", "outside"])
     axes = np.array(figure.axes).reshape(3, 3)
     assert [ax.get_title() for ax in axes[0]] == ["r = 0, n = 50", "r = 0.05, n = 50", "r = 0.25, n = 50"]
@@ -256,12 +262,16 @@ def test_the_sweep():
             np.testing.assert_allclose(points(box)[1], np.array([0.5, 1, 4]) + size / 1e4)
             np.testing.assert_allclose(points(box)[0], [0.5, 1, 4], atol=0.12)
             np.testing.assert_allclose(bars(box), [0.1] * 3)
-    for ax in axes[2]:
-        (box,) = ax.containers
+    for column, ax in enumerate(axes[2]):
+        sizes = [4, 64, 1024] + [4096] * (column == 0)
+        drawn = lines(ax)
+        assert list(drawn) == ["of the target"] + ["of the source"] * (column == 0)
+        assert [text.get_text() for text in ax.get_legend().get_texts()] == list(drawn)
         assert ax.get_xscale() == "log"
-        np.testing.assert_allclose(points(box)[0], [4, 64, 1024])
-        np.testing.assert_allclose(points(box)[1], [1 / 4, 1 / 64, 1 / 1024])
-        assert [tick.get_text() for tick in ax.get_xticklabels()] == ["4", "64", "1024"]
+        for box, factor, known in zip(drawn.values(), (1, 0.5), ([4, 64, 1024], sizes), strict=False):
+            np.testing.assert_allclose(points(box)[0], known)
+            np.testing.assert_allclose(points(box)[1], factor / np.array(known))
+        assert [tick.get_text() for tick in ax.get_xticklabels()] == [str(size) for size in sizes]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["64", "256", "1024", "all"]
 
 
@@ -290,7 +300,7 @@ def test_rows_that_are_no_part_of_the_sweep():
         bad += [row(method, 9.0, name="arxiv-sweep-gtl-paper-r0.05", metric=metric) for metric in ("mauve", "domain")]
     bad += [row(m, 9.0, name="arxiv-outside-r0.05", metric="outside") for m in ("n_ratio=all", "gamma=1,n_ratio=4")]
     bad += [row("n_ratio=4", 9.0, name="arxiv-sweep-gtl-paper-r0.05", metric="outside")]
-    bad += [row("gamma=1,n_ratio=4", 9.0, name="arxiv-outside-r0.05")]
+    bad += [row("gamma=1,n_ratio=4", 9.0, name=f"arxiv-outside{own}-r0.05") for own in ("", "-own")]
     panels = ["mauve", "domain", "outside"]
     for with_bad, ax in zip(sweep_figure(bad + good, panels).axes, sweep_figure(good, panels).axes, strict=True):
         assert list(lines(with_bad)) == list(lines(ax))

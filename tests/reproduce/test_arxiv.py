@@ -94,7 +94,7 @@ def numbers(out: Path) -> dict[float, dict[float, int]]:
 
 def test_every_piece_is_there(whole: Path):
     assert {path.name for path in whole.iterdir() if path.is_file()} == FIGURES
-    stages = {"adapt": 6, "likelihood": 15, "samples": 17, "measure": 17, "judge": 18}
+    stages = {"adapt": 6, "likelihood": 17, "samples": 17, "measure": 17, "judge": 18}
     folders = [whole / name for name in ("data", "mixed-0.25", "source", "source-r0.25", "planner", "diagnose")]
     for stage, count in stages.items():
         inside = [path for path in (whole / stage).iterdir() if path.is_dir()]
@@ -122,7 +122,8 @@ def test_figures_and_samples_can_be_read(whole: Path):
     assert len(re.findall(r"^10\. ", page, re.MULTILINE)) == len(titles)
     table = (whole / "results.md").read_text()
     assert re.findall(r"^# (.*)$", table, re.MULTILINE) == [
-        "arxiv", "arxiv-outside-r0", "arxiv-outside-r0.25", "arxiv-r0.25",
+        "arxiv", "arxiv-outside-own-r0", "arxiv-outside-own-r0.25", "arxiv-outside-r0", "arxiv-outside-r0.25",
+        "arxiv-r0.25",
         "arxiv-sweep-gtl-local-r0", "arxiv-sweep-gtl-paper-r0", "arxiv-sweep-gtl-paper-r0.25",
     ]  # fmt: skip
     assert table.index("## mauve") < table.index("## nll") < table.index("## domain")
@@ -150,7 +151,7 @@ def test_what_the_rows_are_called(whole: Path):
         drawn |= {(f"arxiv-sweep-gtl-paper-{end}", f"gamma={gamma},n_ratio=2", n[0.1], 23) for gamma in (0, 2)}
         plain |= {(name, "source", None, 0)}
         real |= {(name, "real", None, 0)}
-        outside |= {(f"arxiv-outside-{end}", f"n_ratio={k}", None, 0) for k in (2, 8)}
+        outside |= {(f"arxiv-outside-{who}{end}", f"n_ratio={k}", None, 0) for who in ("", "own-") for k in (2, 8)}
     setting = "arxiv-sweep-gtl-local-r0", "gamma=1.5,n_ratio=all"
     swept = {(*setting, n) for n in numbers(whole)[0].values()}
     drawn |= {(*one, 20) for one in swept}
@@ -208,9 +209,13 @@ def test_rows_are_what_the_pieces_measured(whole: Path):
     stronger = rows["arxiv-sweep-gtl-local-r0", "gamma=1.5,n_ratio=all", n, 2, "nll"]
     assert stronger == at(f"{guided}-g1.5", "guided", "nll") != at(guided, "guided", "nll")
     assert rows["arxiv", "source", None, 0, "nll"] == at("likelihood/r0-source", "source", "nll")
-    outside = [rows["arxiv-outside-r0.25", f"n_ratio={k}", None, 0, "outside"] for k in (2, 8)]
-    assert outside == [at("likelihood/r0.25-outside", "source", f"outside@{k}") for k in (2, 8)]
-    assert 1 > outside[0] > outside[1] > 0
+    left_out = []
+    for name in ("outside", "outside-own"):
+        values = [rows[f"arxiv-{name}-r0.25", f"n_ratio={k}", None, 0, "outside"] for k in (2, 8)]
+        assert values == [at(f"likelihood/r0.25-{name}", "source", f"outside@{k}") for k in (2, 8)]
+        assert 1 > values[0] > values[1] > 0
+        left_out.append(values)
+    assert left_out[0] != left_out[1]
     assert rows["arxiv", "gtl-local", n, 2, "gamma"] == at(f"adapt/{cell}-finetuned", "gtl-local", "gamma")
     values = {value for key, value in rows.items() if key[4] == "mauve"}
     assert len(values) > 5, "the judge tells no texts apart"
@@ -238,6 +243,8 @@ def test_what_each_piece_was_told(whole: Path):
     assert "--n_ratio 4 --places 2 " in said(whole, f"likelihood/{cell}-gtl-paper")
     assert "n_ratio" not in said(whole, f"likelihood/{cell}-gtl-local")
     assert "--outside 2 8 " in said(whole, "likelihood/r0.25-outside")
+    assert "--data out/mixed-0.25/source " in said(whole, "likelihood/r0.25-outside-own")
+    assert "--outside 2 8 " in said(whole, "likelihood/r0.25-outside-own")
     assert f"--train out/adapt/{cell}-finetuned/target.npy " in said(whole, f"measure/{cell}-gtl-local-d0")
     mixed = "r0.25-n20-s2"
     assert f"--denoiser out/source-r0.25 --ratio out/adapt/{mixed}-gtl-paper " in said(

@@ -1,10 +1,10 @@
 """Coverage: how much of the target the source's likeliest tokens leave out.
 
-    outside(n) = E_t E_z [ share of the masked l whose x_l is not among the n likeliest of p(x_l | z) ],   x ~ target
+    outside(n) = share of all masked l, over x ~ target, t and z, whose x_l is not among the n likeliest of p(x_l | z)
 
-Pruning to n_ratio = n candidates gives these tokens no probability, whatever the ratio says of them. The paper takes
-them for negligible: it bounds the ratio on the candidates alone. The n likeliest are those with fewer than n tokens
-that are likelier, so one rank of x_l serves every n.
+Noisy sequences have more masked tokens and count for more. Pruning to n_ratio = n candidates gives these tokens no
+probability, whatever the ratio says of them. The paper takes them for negligible: it bounds the ratio on the candidates
+alone. The n likeliest are those with fewer than n tokens that are likelier, so one rank of x_l serves every n.
 """
 
 from collections.abc import Sequence

@@ -52,7 +52,7 @@ SIDES = {
 """Columns of the summary."""
 UNBOUNDED = ("nll", "masked_nll", "perplexity_bound")
 """Of those, in which a bad model can be so bad that nothing else is seen."""
-NAMES = {"mauve": "MAUVE", "domain": "domain score", "nll": "NLL, nats a token", "outside": "target mass left out"}
+NAMES = {"mauve": "MAUVE", "domain": "domain score", "nll": "NLL, nats a token", "outside": "mass left out"}
 SMALL, MEDIUM = 7.0, 8.0
 """Sizes of letters, in points."""
 Dashes = tuple[float, tuple[float, ...]]
@@ -82,7 +82,12 @@ METHODS = ("vanilla", "finetuned", "lora", "gtl-local", "gtl-paper", "gtl-sparse
 """Methods that look the same in every figure, in the order of LOOKS; others take what is left."""
 FLAT: tuple[Dashes, ...] = ((0, (8, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)))
 """Dashes of what has no n."""
-EXPERIMENT = re.compile(r"arxiv-(sweep-.+|outside)-r(\d+(?:\.\d+)?)")
+OUTSIDE = {
+    "outside": ("of the target", Look("#222222", "o", "-")),
+    "outside-own": ("of the source", Look("#777777", "D", (0, (4, 1.5)))),
+}
+"""Experiments of what candidates leave out -> of whose text, and its line."""
+EXPERIMENT = re.compile(r"arxiv-(sweep-.+|outside|outside-own)-r(\d+(?:\.\d+)?)")
 SETTING = re.compile(r"(?:gamma=(\d+(?:\.\d+)?),)?n_ratio=(\d+|all)")
 
 
@@ -178,11 +183,12 @@ def fraction_figure(rows: Sequence[Row], panels: Sequence[str], titles: dict[str
 
 
 def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
-    """One column a share r and an n, one row a panel: a line over gamma for each n_ratio; `outside` has one, over
-    n_ratio, for all n.
+    """One column a share r and an n, one row a panel: a line over gamma for each n_ratio; `outside` has its
+    own, over n_ratio, for all n.
 
     Drawn are rows of an experiment arxiv-sweep-METHOD-rSHARE and a method gamma=GAMMA,n_ratio=N, of one METHOD, and for
-    `outside` of arxiv-outside-rSHARE and n_ratio=N; and across all columns, rows of the method `real`.
+    `outside` of arxiv-outside-rSHARE, or of the source's own text arxiv-outside-own-rSHARE, and n_ratio=N; and across
+    all columns, rows of the method `real`.
     """
     real = {metric: [row.value for row in rows if (row.method, row.metric) == ("real", metric)] for metric in panels}
     cells: dict[tuple[str, float, int | None, str], dict[float, list[float]]] = {}
@@ -194,7 +200,8 @@ def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
     found = {(share, n) for _, share, n, _ in cells}
     known = {share for share, n in found if n is not None}
     columns = sorted((share, n or 0) for share, n in found if n is not None or share not in known)
-    lines = sorted({line for *_, line in cells if line}, key=lambda line: (line == "all", len(line), line))
+    swept = {line for metric, *_, line in cells if metric != "outside"}
+    lines = sorted(swept, key=lambda line: (line == "all", len(line), line))
     shades = colormaps["viridis"](np.linspace(0.8, 0.0, len(lines)))
     looks = [Look(to_hex(shade), LOOKS[index % len(LOOKS)].marker, "-") for index, shade in enumerate(shades)]
     figure, axes = grid(len(panels), len(columns), 2.4, 1.9, shared=True)
@@ -204,9 +211,13 @@ def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
             points = dict(sorted(cells.get((metric, share, n, line), {}).items()))
             curve(ax, dodged([*points], index, len(lines)), [*points.values()], looks[index], line)
         if metric == "outside":
-            points = dict(sorted(cells.get((metric, share, None, ""), {}).items()))
-            curve(ax, [*points], [*points.values()], Look("#222222", "o", "-"), "")
-            log_ticks(ax, [*points], [f"{count:.0f}" for count in points])
+            for line, (label, look) in OUTSIDE.items():
+                points = dict(sorted(cells.get((metric, share, None, line), {}).items()))
+                curve(ax, [*points], [*points.values()], look, label)
+            counts = sorted({x for line in OUTSIDE for x in cells.get((metric, share, None, line), {})})
+            log_ticks(ax, counts, [f"{count:.0f}" for count in counts])
+            if ax.containers:
+                ax.legend(frameon=False, fontsize=SMALL)
         if real[metric]:
             ax.axhline(
                 statistics.fmean(real[metric]), color="#222222", linewidth=0.8, linestyle=FLAT[1], label="real text"
@@ -217,18 +228,18 @@ def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
         if column == 0:
             ax.set_ylabel(f"{NAMES.get(metric, metric)}\n({better(metric, bool(real[metric]))})", fontsize=MEDIUM)
     if lines != ["all"] or any(real.values()):
-        legend(figure, axes.flat, "n_ratio")
+        legend(figure, axes[[metric != "outside" for metric in panels]].flat, "n_ratio")
     return figure
 
 
 def place_of(row: Row) -> tuple[float, str, float] | None:
-    """Where a row of a sweep belongs: the share r, the line (its n_ratio; none for `outside`), and x."""
+    """Where a row of a sweep belongs: the share r, the line (its n_ratio, or what of OUTSIDE), and x."""
     experiment, method = EXPERIMENT.fullmatch(row.experiment), SETTING.fullmatch(row.method)
-    if experiment is None or method is None or (experiment[1] == "outside") != (row.metric == "outside"):
+    if experiment is None or method is None or (experiment[1] in OUTSIDE) != (row.metric == "outside"):
         return None
     share, (gamma, n_ratio) = float(experiment[2]), method.groups()
     if row.metric == "outside":
-        return None if gamma is not None or n_ratio == "all" else (share, "", float(n_ratio))
+        return None if gamma is not None or n_ratio == "all" else (share, experiment[1], float(n_ratio))
     return None if gamma is None or row.n is None else (share, n_ratio, float(gamma))
 
 

@@ -126,6 +126,7 @@ def world_pieces(recipe: Recipe, world: World, places: Places) -> Iterator[Piece
     sweeps = [sweep for sweep in recipe.sweeps if world.share in (sweep.shares or ())]
     if counts := sorted({count for sweep in sweeps for count in sweep.outside}):
         yield outside(recipe, places, source, counts)
+        yield outside(recipe, places, source, counts, own=True)
     yield from drawn(recipe, places, source, recipe.draws)
     if not world.share:
         about = about | {"method": "real", "draw": 0, "count": recipe.sample["count"]}
@@ -214,12 +215,13 @@ def likelihood(recipe: Recipe, places: Places, model: Model) -> Piece:
     return Piece("likelihood", folder, command, (places.judges, *model.needs), model.about)
 
 
-def outside(recipe: Recipe, places: Places, source: Model, counts: list[int]) -> Piece:
-    """The target mass outside the source's candidates."""
+def outside(recipe: Recipe, places: Places, source: Model, counts: list[int], own: bool = False) -> Piece:
+    """The mass of the target, or of the source's own domains, outside the source's candidates."""
+    name, data = ("outside-own", places.data / "source") if own else ("outside", places.judges / "target")
     flags = recipe.likelihood | {"denoiser": places.model, "outside": counts}
-    command = ("evaluate", "--data", str(places.judges / "target"), *words(flags))
-    folder = places.out / "likelihood" / f"r{places.share:g}-outside"
-    return Piece("likelihood", folder, command, (places.judges, *source.needs), source.about | {"outside": True})
+    command = ("evaluate", "--data", str(data), *words(flags))
+    folder = places.out / "likelihood" / f"r{places.share:g}-{name}"
+    return Piece("likelihood", folder, command, (data.parent, *source.needs), source.about | {"outside": name})
 
 
 def drawn(recipe: Recipe, places: Places, model: Model, draws: list[int]) -> Iterator[Piece]:

@@ -63,7 +63,7 @@ def renamed(piece: Piece) -> Iterator[Row]:
         elif piece.stage == "likelihood":
             if metric.startswith("outside@"):
                 name = f"n_ratio={metric.partition('@')[2]}"
-                left_out = f"arxiv-outside-r{share:g}"
+                left_out = f"arxiv-{about['outside']}-r{share:g}"
                 yield replace(row, experiment=left_out, method=name, metric="outside", n=None, seed=seed)
             elif row.method == who and "outside" not in about:
                 yield replace(row, experiment=experiment, method=method, n=n, seed=seed)
