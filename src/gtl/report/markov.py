@@ -19,7 +19,7 @@ TITLES = {
     "source": "source model, unguided",
     "vanilla": "vanilla (target only)",
     "finetuned": "fine-tuned",
-    "finetuned-twice": "fine-tuned, twice the steps",
+    "finetuned-twice": "fine-tuned, twice the budget",
     "finetuned-long": "fine-tuned, twice the budget",
     "finetuned-slow": "fine-tuned, lower rates",
     "finetuned-fast": "fine-tuned, higher rates",
