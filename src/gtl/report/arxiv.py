@@ -104,7 +104,7 @@ def sweep(path: Path, rows: Sequence[Row], panels: Sequence[str]) -> None:
 def summary(rows: Sequence[Row], titles: dict[str, str]) -> str:
     """A Markdown table for each experiment and n: one line a method, one column a metric; what has no n in each. What
     is known of real text in one experiment holds for the others; methods that were only fitted are left out. Standard
-    errors stand below their means, so that a table fits a column of text."""
+    errors stand below their means, so that a table fits a column of text, and so do weights where subsets differ."""
     parts = []
     for experiment, n in dict.fromkeys((row.experiment, row.n) for row in rows if row.n and row.metric in SIDES):
         mine = [row for row in rows if row.experiment == experiment and row.n in (n, None)]
@@ -116,10 +116,11 @@ def summary(rows: Sequence[Row], titles: dict[str, str]) -> str:
         parts.append("|---" * (3 + len(sides)) + "|")
         for method in dict.fromkeys(row.method for row in mine if row.metric in SIDES):
             own = [row for row in mine if row.method == method]
-            weights = [row.trainable_weights for row in own if row.trainable_weights is not None]
+            weights = sorted({row.trainable_weights for row in own if row.trainable_weights is not None})
             steps = [row.value for row in own if row.metric == "steps"]
             found = [[row.value for row in own if row.metric == metric] for metric in sides]
-            cells = [count(max(weights)) if weights else "", f"{statistics.fmean(steps):,.0f}" if steps else ""]
+            taken = f"{statistics.fmean(steps):,.0f}" if steps else ""
+            cells = ["<br>".join(dict.fromkeys(map(count, weights))), taken]
             cells += [cell(values).replace(" ± ", "<br>±&nbsp;") if values else "" for values in found]
             parts.append(f"| {titles.get(method, method)} | " + " | ".join(cells) + " |")
         parts.append("")
