@@ -1,9 +1,11 @@
 """A run that was stopped and taken up again: bit for bit the unbroken one on a CPU, close to it on a GPU."""
 
 import json
+import math
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from gtl.denoiser import NetworkDenoiser
 from gtl.nn.dit import DiT
 from gtl.process import Masked
 from gtl.train.denoiser import DenoiserObjective
-from gtl.train.loop import FitSettings, fit
+from gtl.train.loop import Diverged, FitSettings, fit
 from gtl.train.state import State
 
 
@@ -74,6 +76,35 @@ def test_resume_from_a_periodic_state(tmp_path: Path):
     assert seen[0] == 5
     assert outcome(result) == outcome(expected)
     assert same(resumed, whole)
+
+
+@pytest.mark.parametrize("at", [3, 8, 14])
+def test_steps_passed_over_are_counted_across_a_stop(tmp_path: Path, at: int):
+    """Most gradients of the second window are not finite: stopped in it or before, the fit diverges all the same."""
+
+    class Broken(Pull):
+        step = 0
+
+        def loss(
+            self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None
+        ) -> Tensor:
+            value = super().loss(forward, batch, generator)
+            if value.requires_grad:
+                self.step += 1
+                broken = self.step in (2, 3, *range(11, 18))
+                value.register_hook(lambda grad: grad * (math.nan if broken else 1.0))
+            return value
+
+    settings = replace(SETTINGS, steps=30, evaluate_every=10)
+    with pytest.raises(Diverged, match="not finite in 7 of the last 10 steps, up to 20"):
+        fit(Number(), Broken(10, held_out=10), settings)
+    goal = Broken(10, held_out=10)
+    logged: list[dict[str, Any]] = []
+    with pytest.raises(KeyboardInterrupt):
+        fit(Number(), goal, settings, tmp_path, interrupt(at), logged.append)
+    with pytest.raises(Diverged, match="not finite in 7 of the last 10 steps, up to 20"):
+        fit(Number(), goal, settings, tmp_path, log=logged.append)
+    assert [line["skipped"] for line in logged] == [2]
 
 
 def test_resume_after_an_interruption_during_evaluation(tmp_path: Path):

@@ -215,11 +215,11 @@ def fit(
 
     def save_state() -> None:
         if path is not None and accelerator.is_main_process:
-            state.seconds = time.perf_counter() - started
+            state.seconds, state.skipped = time.perf_counter() - started, int(skipped)
             state.save(path, asdict(settings))
 
     last = settings.stop or settings.steps
-    skipped, passed = torch.zeros((), device=device), 0  # steps whose gradient was not finite
+    skipped = torch.tensor(float(state.skipped), device=device)
     looked = state.step - state.step % settings.evaluate_every
     whole = True  # whether the state is that of a finished step, its evaluation included
     try:
@@ -253,7 +253,8 @@ def fit(
                 if not math.isfinite(mean):
                     raise Diverged(f"the loss became {mean} at step {state.step}: lower the learning rate")
             if due:
-                lately, passed, since, looked = int(skipped) - passed, int(skipped), state.step - looked, state.step
+                lately, since, looked = int(skipped) - state.passed, state.step - looked, state.step
+                state.passed += lately
                 if 2 * lately > since:
                     raise Diverged(f"the gradient was not finite in {lately} of the last {since} steps, up to {looked}")
             if held_out is not None and due:
@@ -273,7 +274,7 @@ def fit(
                             "loss": mean,
                             "held_out": value,
                             "rate": settings.rate(step),
-                            "skipped": passed,
+                            "skipped": state.passed,
                         }
                     )
                 if settings.patience and state.stale >= settings.patience:

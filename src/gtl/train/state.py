@@ -14,6 +14,8 @@ from gtl.train.checkpoint import atomic
 
 __all__ = ["State"]
 
+NUMBERS = ("step", "best_step", "stale", "seconds", "done", "skipped", "passed")
+
 
 class State:
     """Everything that a resumed run needs: weights, their average, the best so far, the optimizer."""
@@ -28,6 +30,8 @@ class State:
         self.done = False
         """Whether the fit is over; then the weights are those that are kept, and nothing else is known."""
         self.curve: dict[int, list[float]] = {}
+        self.skipped, self.passed = 0, 0
+        """Steps whose gradient was not finite, and how many of them there were at the last look."""
 
     def follow(self, decay: float) -> None:
         """Moves the average toward the weights after a step."""
@@ -49,7 +53,7 @@ class State:
             tensors |= {f"average.{name}": self.average[index], f"best.{name}": self.best[index]}
             for key, value in self.optimizer.state[self.weights[index]].items():
                 tensors[f"optimizer.{key}.{name}"] = value
-        numbers = {key: getattr(self, key) for key in ("step", "best_step", "stale", "seconds", "done")}
+        numbers = {key: getattr(self, key) for key in NUMBERS}
         numbers["curve"] = list(self.curve.items())
         numbers["best_loss"] = None if math.isinf(self.best_loss) else self.best_loss
         metadata = {"numbers": json.dumps(numbers), "settings": json.dumps(settings)}
@@ -66,7 +70,7 @@ class State:
             metadata = file.metadata()
             if json.loads(metadata["settings"]) != settings:
                 raise ValueError(f"{path}: was saved under other settings; use them, or remove the file to start over")
-            numbers = {"done": False} | json.loads(metadata["numbers"])
+            numbers = {"done": False, "skipped": 0, "passed": 0} | json.loads(metadata["numbers"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         shapes = {key: value.shape for key, value in tensors.items() if key.startswith("weights.")}
         if shapes != {f"weights.{name}": p.shape for name, p in zip(self.names, self.weights, strict=True)}:
