@@ -8,6 +8,7 @@ Counts of tokens look through all source rows and take `--weighed`; as many at r
 
 import time
 
+import numpy as np
 import torch
 from jsonargparse import auto_cli
 
@@ -34,11 +35,13 @@ def main(mixture: str, target: str, rows: int = 618, seeds: int = 2, weighed: in
     for seed in range(seeds):
         own = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:rows]].long()
         started = time.perf_counter()
-        made = screen(source, own, folds(own, 5, 0.1, seed), ids, weighed)
+        made = screen(source, folds(own, 5, 0.1, seed), ids, weighed)
         seconds = time.perf_counter() - started
-        found = sum(row.tobytes() in known for row in made.rows.numpy())
+        alike = np.array([row.tobytes() in known for row in made.rows.numpy()])
+        *fold, found = (int(alike[taken.numpy()].sum()) for taken in made.taken)
         print(
-            f"seed {seed}: {found} found, k = {made.prior:g} c, {made.shares[0]:.2f} of held-out rows, {seconds:.1f} s"
+            f"seed {seed}: {found} found, {min(fold)} to {max(fold)} by a fold's rows, {len(alike)} rows in all, "
+            f"k = {made.prior:g} c, {made.shares[0]:.2f} of held-out rows, {seconds:.1f} s"
         )
 
 

@@ -75,7 +75,7 @@ def command_line() -> str:
 
 
 def git_commit(folder: Path = Path(__file__).parent) -> str | None:
-    """The commit of the source tree that this package runs from, if it is one, and whether files were changed since."""
+    """The commit of the source tree that this package runs from, if it is one, and whether its files were changed."""
     call = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
         return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()

@@ -5,6 +5,7 @@ import math
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,17 @@ def test_adapt_then_sample(shared: Path, tmp_path: Path, capsys: pytest.CaptureF
     )
     metrics = {row["metric"] for row in json.loads((tmp_path / "e" / "results.json").read_text())}
     assert metrics == {"nll", "perplexity_bound", "masked_nll", "nll_gain"}  # a local ratio obeys the martingale
+
+
+@pytest.mark.parametrize(("judged", "says"), [(None, "over 2 held-out parts"), (1, "over 1 held-out part ")])
+def test_adapt_says_how_many_parts_judged(
+    shared: Path, tmp_path: Path, judged: int | None, says: str, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    adapted = Problem.adapted
+    monkeypatch.setattr(Problem, "adapted", lambda self, name: replace(adapted(self, name), judged=judged))
+    tiny = "--method finetuned --training.budget 9 --training.folds 2"
+    gtl(f"adapt --denoiser {shared / 'denoiser'} --target={shared / 'tgt.npy'} {tiny}", "--out", tmp_path / "tuned")
+    assert says in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model", ["denoiser", "uniform"])

@@ -2,6 +2,8 @@
 
 import copy
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from gtl.estimate import METHODS, Problem, Training, base
 from gtl.estimate.base import Part, Trained
 from gtl.estimate.baselines import recipe
 from gtl.estimate.borrow import Borrowing, Weighing, borrowing, log_weights, weigh
-from gtl.estimate.screen import screen
+from gtl.estimate.screen import Screen, screen
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
 from gtl.nn.dit import DiT
 from gtl.process import Masked
@@ -123,6 +125,14 @@ def test_rows_that_join_follow_the_target() -> None:
     assert 10 < weighing.clip < 60  # 1 / share is 20
 
 
+def test_the_clip_is_the_median_of_the_target() -> None:
+    """Of five target rows the middle one has the ratio of its level, as many target as source rows in proportion."""
+    target, source = np.array([0.0, 1, 1, 2, 3]), np.repeat([0.0, 1, 2, 3], [40, 10, 4, 2])
+    weighing = weigh(target, source)
+    assert weighing.clip == pytest.approx((2 / 5) / (10 / 56))
+    assert weighing.chance == pytest.approx(np.repeat([(1 / 5) / (40 / 56) / weighing.clip, 1, 1, 1], [40, 10, 4, 2]))
+
+
 def test_nothing_joins_without_overlap() -> None:
     weighing = weigh(np.array([5.0, 6.0, 7.0, 9.0]), np.linspace(-9, 4, 50))
     assert np.isinf(weighing.clip)
@@ -155,6 +165,18 @@ def tiny_problem(source_rows: torch.Tensor, target: torch.Tensor, budget: int = 
         budget=budget, folds=2, batch_size=16, evaluate_every=10, evaluation_rows=32, knn_keys=128, **changes
     )
     return Problem(training, source, (source_rows, source_rows[:0]), target, 0)
+
+
+def keep_what_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out rows are likelier with borrowed rows, from here on."""
+    attempt = Problem.attempt
+
+    def scored(self: Problem, name: str, *rest: Any, **more: Any) -> Any:
+        made = attempt(self, name, *rest, **more)
+        made.score -= 9 * ("borrowed rows" in name)
+        return made
+
+    monkeypatch.setattr(Problem, "attempt", scored)
 
 
 def test_it_is_the_method_itself_where_nothing_joins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +225,50 @@ def test_what_diverges_with_borrowed_rows_is_not_taken(where: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("method", ["sparse-iw", "gtl-local-iw", "gtl-knn-iw"])
-def test_in_bf16(method: str) -> None:
+def test_in_bf16(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1))
+    weighed_in: list[str] = []
+
+    def noted(*rest: Any, **more: Any) -> torch.Tensor:
+        weighed_in.append(more["precision"])
+        return log_weights(*rest, **more)
+
+    monkeypatch.setattr("gtl.estimate.borrow.log_weights", noted)
     made = METHODS[method](replace(problem, training=replace(problem.training, precision="bf16")), method)
     assert made.borrowed is not None
+    assert weighed_in == ["bf16"] * 3  # held-out rows of two folds, source rows
+
+
+def test_two_methods_weigh_for_themselves(tmp_path: Path) -> None:
+    """What one says of the rows is kept under its own name, so that the other's fit does not depend on it."""
+    mixed = torch.cat([sequences(chain(0.9), 60, 8, 5), sequences(chain(0.2), 60, 8, 0)])
+    problem = tiny_problem(mixed, sequences(chain(0.9), 12, 8, 1))
+    problem.folder = tmp_path
+    for method in ("finetuned-iw", "gtl-local-iw"):
+        METHODS[method](problem, method)
+    said = [problem.known[f"{method}-source"] for method in ("finetuned-iw", "gtl-local-iw")]
+    assert not torch.equal(*said)
+
+
+@pytest.mark.parametrize("weighed", [40, 20_000])
+def test_which_rows_join_depends_on_the_seed(weighed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draw does, and without a screen the order of the rows."""
+    problem = tiny_problem(
+        sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), 900, patience=2, weighed=weighed
+    )
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda _, scores, *__: Weighing(np.full(len(scores), 0.5), 1.0))
+    joined: list[list[list[int]]] = []
+
+    def noted(inner: Problem, part: Part) -> Trained:
+        if part.held_out is None and part.start is not None:
+            joined.append(sorted(part.rows.tolist()))
+        return recipe(inner, part, True)
+
+    keep_what_joins(monkeypatch)
+    monkeypatch.setattr(Problem, "parts", lambda self: [(self.target[:6], self.target[6:])])
+    for seed in (0, 0, 1):
+        Borrowing(**vars(replace(problem, seed=seed, shared={}, known={}))).run("finetuned-iw", noted)
+    assert joined[0] == joined[1] != joined[2]
 
 
 def test_the_source_is_asked_once() -> None:
@@ -370,6 +432,32 @@ def test_the_rows_that_join_are_those_that_were_weighed(monkeypatch: pytest.Monk
             assert torch.equal(part.held_out, parts[part.number - 1][1])
 
 
+def test_each_fold_borrows_from_what_its_own_rows_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more source rows than are weighed; the final fit from what all of them took."""
+    problem, seen, _, said = uneven(monkeypatch)
+    problem = replace(problem, training=replace(problem.training, weighed=24))
+    keep_what_joins(monkeypatch)
+    monkeypatch.setattr(Screen, "combine", lambda _, target, source: (target, source))
+
+    def noted(inner: Problem, part: Part) -> Trained:
+        seen.append((part, recipe(inner, part, True)))
+        return seen[-1][1]
+
+    made = Borrowing(**vars(problem)).run("finetuned-iw", noted)
+    assert made.borrowed == 12
+    parts = problem.parts()
+    known = screen(problem.source_data[0], parts, 4, 24)
+    assert len({tuple(mine.tolist()) for mine in known.taken}) == 3
+    second = [part for part, _ in seen if "borrowed rows" in part.name]
+    assert sorted(part.number for part in second) == [0, 1, 1, 2]
+    for part in second:
+        own = parts[part.number - 1][0] if part.number else problem.target
+        rows = known.rows[known.taken[part.number - 1]]
+        scores = said(part.number, rows) if part.number else (said(1, rows) + said(2, rows)) / 2
+        wanted = torch.cat([own, rows[scores > np.median(scores)]])
+        assert sorted(part.rows.tolist()) == sorted(wanted.tolist())
+
+
 @pytest.mark.parametrize(("score", "borrowed", "judged"), [(1.01, 0, None), (0.99, 60, 1)])
 def test_it_is_kept_for_the_folds_that_were_tried(
     score: float, borrowed: int, judged: int | None, monkeypatch: pytest.MonkeyPatch
@@ -389,11 +477,13 @@ def test_it_is_kept_for_the_folds_that_were_tried(
         else:
             for trained, value in zip(made.tried, (1.0, 3.0), strict=False):
                 trained.fits[-1].curve = {10: [value]}
+            made.score = 2.0
         return made
 
     monkeypatch.setattr(Problem, "attempt", scored)
     made = METHODS["finetuned-iw"](problem, "finetuned-iw")
     assert (made.borrowed, made.judged) == (borrowed, judged)
+    assert made.score == (score if borrowed else 2.0)
 
 
 def test_what_was_screened_is_so_much_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +498,7 @@ def test_what_was_screened_is_so_much_of_the_source(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("gtl.estimate.borrow.weigh", noted)
     METHODS["finetuned-iw"](problem, "finetuned-iw")
-    known = screen(mixed, problem.target, problem.parts(), 4, 20)
+    known = screen(mixed, problem.parts(), 4, 20)
     assert known.shares != (1.0, 1.0)
     assert taken == [(20, known.shares)]
 
@@ -424,8 +514,10 @@ DIVERGING = {
 }
 
 
-@pytest.mark.parametrize("which", DIVERGING)
-def test_every_step_counts(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("method", "which"), [("finetuned", "one"), ("finetuned", "two"), *product(["finetuned-iw"], DIVERGING)]
+)
+def test_every_step_counts(method: str, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of fits that diverge as well, so that the method stays in its budget; another rate takes their place."""
     problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=480, patience=0)
     problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0, 2.0]))
@@ -456,9 +548,12 @@ def test_every_step_counts(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Problem, "attempt", scored)
     monkeypatch.setattr(Problem, "fit", named)
     monkeypatch.setattr(base, "fit", counted)
-    made = METHODS["finetuned-iw"](problem, "finetuned-iw")
+    made = METHODS[method](problem, method)
     assert made.steps == sum(taken) <= 480
-    assert made.borrowed == (60 if which in list(DIVERGING)[:4] else 0)
+    if method == "finetuned":
+        assert len(taken) == {"one": 6, "two": 5}[which]  # of a rate that diverges, the first fold alone
+    else:
+        assert made.borrowed == (60 if which in list(DIVERGING)[:4] else 0)
 
 
 def test_a_fit_that_diverges_says_how_far_it_came() -> None:

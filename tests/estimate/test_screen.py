@@ -37,13 +37,16 @@ def test_counts_and_odds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_takes_the_rows_that_look_like_the_target() -> None:
     source, target, alike = mixed()
-    made = screen(source.to(torch.uint16), target, folds(target, 5, 0.1), 5, 500)
-    assert made.rows.shape == (500, 20)
+    made = screen(source.to(torch.uint16), folds(target, 5, 0.1), 5, 500)
+    assert made.taken.shape == (6, len(made.rows))
+    assert (made.taken.sum(-1) == 500).all()
+    assert made.taken.any(0).all()
     assert made.rows.dtype == torch.uint16  # a memory-mapped set is never widened as a whole
     known = {row.numpy().tobytes() for row in source[alike]}
-    assert sum(row.long().numpy().tobytes() in known for row in made.rows) > 0.9 * 400
-    assert made.source.shape == (5, 500)
-    assert made.target.shape == (100,)
+    alike = torch.tensor([row.long().numpy().tobytes() in known for row in made.rows])
+    assert all(int(alike[taken].sum()) > 0.9 * 400 for taken in made.taken)
+    assert made.source.shape == (5, len(made.rows))
+    assert made.target.shape == made.inside.shape == (100,)
     assert float(made.inside.double().mean()) > 0.8
     assert made.shares == (float(made.inside.double().mean()), 500 / 8000)
 
@@ -54,10 +57,35 @@ def test_target_rows_are_judged_by_the_other_folds() -> None:
     odd = torch.full((1, 20), 2)
     target = torch.cat([target[:9], odd])
     parts = [(target[:5], target[5:]), (target[5:], target[:5])]
-    made = screen(source, target, parts, 5, 500)
+    made = screen(source, parts, 5, 500)
     own = counts_of(target[:5], 5)
     assert own[2] < 20  # the odd row is not among them
     assert float(made.target[4]) < float(made.target[:4].min())
+
+
+def test_what_a_fold_holds_out_takes_no_part_in_what_it_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other held-out rows, the same S and the same s there; the other fold, which trains on them, has another."""
+    monkeypatch.setattr("gtl.estimate.screen.PRIORS", (1.0,))
+    source, target, _ = mixed()
+    one, other, new = target[:6], target[6:12], draw(P, 6, 20, 3)
+    first, second = (screen(source, [(one, held), (held, one)], 5, 500) for held in (other, new))
+
+    def looked_at(made: Screen, fold: int) -> list[tuple[list[int], float]]:
+        mine = made.taken[fold]
+        return sorted(zip(made.rows[mine].tolist(), made.source[fold, mine].tolist(), strict=True))
+
+    assert looked_at(first, 0) == looked_at(second, 0)
+    assert looked_at(first, 1) != looked_at(second, 1)
+
+
+def test_a_row_is_inside_by_its_own_fold() -> None:
+    source, target, _ = mixed()
+    parts = [(target[:30], target[30:]), (target[30:], target[:30])]
+    made = screen(source, parts, 5, 100)
+    least = [made.source[fold, made.taken[fold]].min() for fold in range(2)]
+    assert made.inside[:70].tolist() == (made.target[:70] >= least[0]).tolist()
+    assert made.inside[70:].tolist() == (made.target[70:] >= least[1]).tolist()
+    assert 0 < int(made.inside.sum()) < 100
 
 
 def test_held_out_rows_choose_the_prior() -> None:
@@ -65,7 +93,7 @@ def test_held_out_rows_choose_the_prior() -> None:
     source, _, _ = mixed()
     many, apart = draw(Q, 400, 20, 5), torch.tensor([[0], [1]]).expand(2, 20)
     for target, wanted in ((many, PRIORS[0]), (apart, PRIORS[-1])):
-        assert screen(source[400:], target, folds(target, 2, 0.1), 5, 100).prior == wanted
+        assert screen(source[400:], folds(target, 2, 0.1), 5, 100).prior == wanted
 
 
 def test_ratios_inside_know_of_what_is_outside() -> None:
@@ -73,7 +101,7 @@ def test_ratios_inside_know_of_what_is_outside() -> None:
     source, _, _ = mixed()
     source, target = source[400:], draw(Q, 3000, 20, 7)
     parts = folds(target, 5, 0.1)
-    made = screen(source, torch.cat([held for _, held in parts]), parts, 5, 1500)
+    made = screen(source, parts, 5, 1500)
     generator = torch.Generator().manual_seed(0)
     exact = (Q / P).log()
     held = torch.cat([rows for _, rows in parts])
@@ -83,7 +111,7 @@ def test_ratios_inside_know_of_what_is_outside() -> None:
 
     mine, theirs = made.combine(noisy(held), noisy(made.rows).expand(len(parts), -1))
     assert len(mine) == int(made.inside.sum())
-    weighing = weigh(mine.numpy(), theirs[0].numpy(), made.shares)
+    weighing = weigh(mine.numpy(), theirs[0][made.taken[0]].numpy(), made.shares)
     covered = np.isfinite(weighing.ratio)
     mass = weighing.ratio[covered].sum() / made.seen
     reached = made.shares[0] * float((mine <= theirs[0].max()).double().mean())
@@ -98,7 +126,7 @@ def test_both_opinions_tell_more_than_either() -> None:
         return a, 100 * b  # in other units
 
     (a, b), (c, d) = two(400, 1.0), two(4000, 0.0)
-    made = Screen(torch.zeros(4000, 1), d.unsqueeze(0), b, -torch.inf, 4000)
+    made = Screen(torch.zeros(4000, 1), torch.ones(2, 4000).bool(), d.unsqueeze(0), b, torch.ones(400).bool(), 4000)
     mine, theirs = made.combine(a, c.unsqueeze(0))
 
     def auc(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -108,7 +136,9 @@ def test_both_opinions_tell_more_than_either() -> None:
 
 
 def test_nothing_joins_where_no_target_row_is_inside() -> None:
-    made = Screen(torch.zeros(3, 1), torch.zeros(1, 3), torch.tensor([-1.0, -2.0]), 0.0, 9)
+    made = Screen(
+        torch.zeros(3, 1), torch.ones(2, 3).bool(), torch.zeros(1, 3), torch.zeros(2), torch.zeros(2).bool(), 9
+    )
     mine, theirs = made.combine(torch.zeros(2), torch.zeros(1, 3))
     assert not weigh(mine.numpy(), theirs[0].numpy(), made.shares).chance.any()
 

@@ -275,6 +275,15 @@ def test_the_sweep():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["64", "256", "1024", "all"]
 
 
+def test_candidates_left_out_change_no_colours():
+    colours = []
+    for panels in (["mauve"], ["mauve", "outside"]):
+        ax = sweep_figure(sweep_rows() + own_rows(), panels).axes[0]
+        colours.append([box.lines[0].get_color() for box in lines(ax).values()])
+    assert colours[0] == colours[1]
+    assert len({*colours[0]}) == 4
+
+
 def test_real_text_in_the_sweep():
     """A line straight across, and a domain score is better the nearer it is."""
     real = [row("real", value, None, metric=metric) for metric, value in (("domain", 0.2), ("mauve", 0.9))]

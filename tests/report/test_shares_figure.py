@@ -44,6 +44,8 @@ def test_each_method_at_each_share() -> None:
             np.testing.assert_allclose(y, [factor * (share + 0.1) for share in shares])
             np.testing.assert_allclose(bars(box), [bar * (share + 0.1) for share in shares])
             assert np.abs(x - [where[share] for share in shares]).max() < 0.3
+        at_most = {round(float(x), 6) for box in drawn.values() for x in points(box)[0][-1:]}
+        assert len(at_most) == len(drawn)  # no line hides another one's bars
         labels = [tick.get_text() for tick in ax.get_xticklabels()]
         assert labels == ["r = 0\nn = 80", "r = 0.05\nn = 70", "r = 0.25\nn = 60"]
 

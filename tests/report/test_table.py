@@ -71,12 +71,13 @@ def test_markdown_holds_everything():
         row("vanilla", 0.4, seed=0, trainable_weights=1234, seconds=10.0),
         row("vanilla", 0.6, seed=1, trainable_weights=1234, seconds=20.0),
         row("gtl-direct", 0.3, seed=0, command="gtl reproduce markov --seeds 2", device="NVIDIA H200"),
-        row("gtl-direct", 2.0, seed=0, metric="gamma"),
+        row("gtl-direct", 2.0, seed=0, metric="gamma", trainable_weights=20),
+        row("gtl-direct", 3.0, seed=1, metric="gamma", trainable_weights=10),
         row("published-gtl", 0.3621, seed=None, device="as published", command="as published"),
     ]
     text = markdown(rows)
     assert text.startswith("# markov\n")
-    for part in ("## kl", "## gamma", "n = 20", "1,234", "vanilla 15", "up to 2 seeds"):
+    for part in ("## kl", "## gamma", "n = 20", "vanilla 1,234, gtl-direct 10 or 20.", "vanilla 15", "up to 2 seeds"):
         assert part in text, part
     found = lines(text)
     assert {r.method for r in rows} <= found.keys()

@@ -3,14 +3,16 @@
 The paper's lemma says that source data weighted by r(x) = q(x) / p(x) is target data. Here r is estimated, calibrated,
 clipped, and turned into rows:
 
-0. *Screen.* Of more source rows than models can look at, those whose tokens come in the target are taken (`screen`).
+0. *Screen.* Of more source rows than models can look at, those whose tokens come in the target are taken (`screen`),
+   for each fold by those of the rows that it does not hold out.
 1. *Estimate.* The method runs as it always does, except that of several learning rates it takes the one that the first
    fold likes best, with half of the budget: else nothing would be left. The model of each fold then gives a log-ratio
    of whole sequences, log r(x) = NELBO(x ; p) - NELBO(x ; q), by the chain rule; a sequence ratio says it directly.
    Target rows get it from the fold that held them out, source rows from every fold. Where rows were screened, what
    counts of tokens say joins it.
 2. *Calibrate.* Isotonic regression of the domain on that number: the best monotone fit of r, which learns where it
-   saturates (at 1 / share, where a share of the source is target).
+   saturates (at 1 / share, where a share of the source is target). One curve, from the rows of all folds: of those that
+   a fold holds out it knows one number each.
 3. *Clip.* r is capped at c, its median over the target rows, and a source row joins with probability min(r, c) / c:
    rejection sampling. What joins is at most the effective sample size of the clipped weights, (sum w)^2 / sum w^2.
    Where a typical target row has no company in the source, c is infinite and nothing joins.
@@ -186,10 +188,11 @@ class Borrowing(Problem):
             raise ValueError(f"{method} borrows from source sequences: give source data as well")
         parts, screened, shares = self.parts(), None, (1.0, 1.0)
         if len(rows) > self.training.weighed:
-            screened = screen(rows, self.target, parts, self.source.process.num_ids, self.training.weighed)
-            rows, shares = screened.rows, screened.shares
+            screened = screen(rows, parts, self.source.process.num_ids, self.training.weighed)
+            rows, taken, shares = screened.rows, screened.taken, screened.shares
         else:
             rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))]
+            taken = torch.ones(len(parts) + 1, len(rows), dtype=torch.bool)
         first, final = self.begun(method, recipe, parts)
         first_half = [*first.fits(), *final.fits]
         alone = self.result(final, first_half, first.score)
@@ -199,11 +202,13 @@ class Borrowing(Problem):
             target, source = screened.combine(target, source)
         draw = np.random.default_rng(mix(self.seed, 9)).random(len(rows))
 
-        def joined(own: Tensor, scores: Tensor) -> tuple[Tensor, Weighing]:
-            weighing = weigh(target.numpy(), scores.numpy(), shares)
-            return torch.cat([own, rows[torch.from_numpy(draw < weighing.chance)].to(own)]), weighing
+        def joined(own: Tensor, scores: Tensor, mine: Tensor) -> tuple[Tensor, Weighing]:
+            weighing = weigh(target.numpy(), scores[mine].numpy(), shares)
+            return torch.cat(
+                [own, rows[mine][torch.from_numpy(draw[mine.numpy()] < weighing.chance)].to(own)]
+            ), weighing
 
-        every, weighing = joined(self.target, source.mean(0))
+        every, weighing = joined(self.target, source.mean(0), taken[-1])
         count, left = len(every) - len(self.target), self.training.budget - alone.steps
         if self.log is not None:
             self.log({"network": f"{self.label}{method}", "borrowed": count, "effective": weighing.effective})
@@ -213,7 +218,10 @@ class Borrowing(Problem):
         steps = left // (rates + used)
         if not count or (alone.steps and steps < LEAST_STEPS):
             return replace(alone, borrowed=0)
-        larger = [(joined(own, scores)[0], held) for (own, held), scores in zip(parts, source, strict=True)]
+        larger = [
+            (joined(own, scores, mine)[0], held)
+            for (own, held), scores, mine in zip(parts, source, taken[:-1], strict=True)
+        ]
         called, mark = f"{method}, with borrowed rows", len(self.spent)
         before = [min(min(values) for values in made.fits[-1].curve.values()) for made in first.tried[:used]]
         try:

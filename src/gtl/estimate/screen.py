@@ -3,8 +3,10 @@
     s(x) = sum over l of log q(x_l) / p(x_l),        q(v) = (c_v + k p(v)) / (c + k)
 
 p counts all source rows, c the few target rows, and k, what a token's share in the source weighs against them, is the
-one that makes held-out target rows likeliest. Models look at the rows of the largest s alone, S. For r inside S what is
-outside still counts: a source row stands for one of all source rows, a target row for one of all target rows.
+one that makes held-out target rows likeliest. Models look at the rows of the largest s alone, S. Each fold has an S of
+its own, by the target rows that it does not hold out: but for k, those that judge a choice have no part in it. For r
+inside S what is outside still counts: a source row stands for one of all source rows, a target row for one of all
+target rows.
 
 What a model says of a row and what the counts say differ in their errors (a model's is the noise of a few corruptions,
 that of counts is blindness for order): logistic regression of the domain on both makes one log-ratio of them.
@@ -51,27 +53,25 @@ class Screen:
     """The source rows that models look at, and what counts say of them and of the target's."""
 
     rows: Tensor
-    """(M, L)"""
+    """What any fold takes, or all of them together: (M, L)."""
+    taken: Tensor
+    """Which of these are S, for each fold by the rows that it does not hold out, and last by the mean of their s:
+    (F + 1, M)."""
     source: Tensor
     """s of these rows by the counts of each fold: (F, M)."""
     target: Tensor
     """s of the target rows, each by the fold that held it out, in the order of the folds: (N,)."""
-    cut: float
-    """Where S begins."""
+    inside: Tensor
+    """Which of them are in the S of that fold: (N,)."""
     seen: int
     """Source rows that were looked through."""
     prior: float = 1.0
     """k, in units of c."""
 
     @property
-    def inside(self) -> Tensor:
-        """Which target rows are in S: (N,)."""
-        return self.target >= self.cut
-
-    @property
     def shares(self) -> tuple[float, float]:
         """Of all target rows and of all source rows, those in S."""
-        return float(self.inside.double().mean()), len(self.rows) / self.seen
+        return float(self.inside.double().mean()), int(self.taken[-1].sum()) / self.seen
 
     def combine(self, target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         """One score of models' log-ratios (N,), (F, M) and of counts, by what tells the domains apart inside S: those
@@ -80,20 +80,20 @@ class Screen:
         theirs = torch.stack([source, self.source.to(source)], -1)
         if not len(mine):
             return mine.sum(-1), theirs.sum(-1)
-        both = torch.cat([mine, theirs.mean(0)])
+        others = theirs.mean(0)[self.taken[-1]]
+        both = torch.cat([mine, others])
         scale = both.std(0).clamp(min=1e-12)
-        labels = np.repeat([1, 0], [len(mine), theirs.shape[1]])
+        labels = np.repeat([1, 0], [len(mine), len(others)])
         fitted = LogisticRegression(class_weight="balanced").fit((both / scale).numpy(), labels)
         weights = torch.from_numpy(fitted.coef_[0]).to(scale) / scale
         return mine @ weights, theirs @ weights
 
 
-def screen(source: Tensor, target: Tensor, parts: Sequence[tuple[Tensor, Tensor]], num_ids: int, most: int) -> Screen:
+def screen(source: Tensor, parts: Sequence[tuple[Tensor, Tensor]], num_ids: int, most: int) -> Screen:
     """The `most` source rows of the largest s.
 
     Args:
         source: (M, L), all rows; may be memory-mapped.
-        target: (N, L), all rows.
         parts: rows and held-out rows of each fold of the target.
         num_ids: K.
         most: how many source rows to take.
@@ -102,9 +102,20 @@ def screen(source: Tensor, target: Tensor, parts: Sequence[tuple[Tensor, Tensor]
     p = counts / counts.sum()
     folds = [(counts_of(rows, num_ids), held) for rows, held in parts]
     prior = max(PRIORS, key=lambda k: sum(float(total(log_odds(own, p, k), held).sum()) for own, held in folds))
-    scores = total(log_odds(counts_of(target, num_ids), p, prior), source)
-    best = scores.topk(min(most, len(source))).indices.sort().values
-    rows = source[best]
     tables = torch.stack([log_odds(own, p, prior) for own, _ in folds])
-    own = torch.cat([total(table, held) for table, (_, held) in zip(tables, parts, strict=True)])
-    return Screen(rows, total(tables, rows), own, float(scores[best].min()), len(source), prior)
+    best, cuts = [], []
+    for table in (*tables, tables.mean(0)):
+        found = total(table, source).topk(min(most, len(source)))
+        best.append(found.indices)
+        cuts.append(found.values.min())
+    every = torch.cat(best).unique()
+    own = [total(table, held) for table, (_, held) in zip(tables, parts, strict=True)]
+    return Screen(
+        rows=source[every],
+        taken=torch.stack([torch.isin(every, mine) for mine in best]),
+        source=total(tables, source[every]),
+        target=torch.cat(own),
+        inside=torch.cat([s >= cut for s, cut in zip(own, cuts[:-1], strict=True)]),
+        seen=len(source),
+        prior=prior,
+    )

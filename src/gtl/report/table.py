@@ -83,9 +83,13 @@ def markdown(rows: list[Row]) -> str:
                 parts.append("|---|" + "---|" * (len(numbers) + 1))
                 parts += [f"| {method} | " + " | ".join(cells) + " |" for method, cells in gaps]
                 parts.append("")
-        weights = {r.method: r.trainable_weights for r in mine if r.trainable_weights}
+        weights: dict[str, set[int]] = {}
+        for r in mine:
+            if r.trainable_weights:
+                weights.setdefault(r.method, set()).add(r.trainable_weights)
         if weights:
-            parts.append("Trainable weights: " + ", ".join(f"{m} {w:,}" for m, w in weights.items()) + ".\n")
+            counts = ", ".join(f"{m} {' or '.join(f'{w:,}' for w in sorted(w))}" for m, w in weights.items())
+            parts.append(f"Trainable weights: {counts}.\n")
         seconds: dict[str, list[float]] = {}
         for r in mine:
             if r.seconds is not None:

@@ -133,7 +133,7 @@ def rows_by_share(recipe: Recipe, out: Path, rows: Sequence[Row]) -> dict[float,
     return found
 
 
-def shown(recipe: Recipe, out: Path, pieces: Iterable[Piece]) -> dict[str, list[str]]:
+def shown(recipe: Recipe, out: Path, pieces: Sequence[Piece]) -> dict[str, list[str]]:
     """The first samples of each method, of the first subset and draw, at the middle fraction of each world."""
     found: dict[str, list[str]] = {}
     for world in recipe.worlds:

@@ -87,7 +87,8 @@ class Sweep:
     draws: list[int] = field(default_factory=lambda: [0])
     """Seeds of its samples."""
     outside: list[int] = field(default_factory=list)
-    """Numbers of candidates for which the target mass outside them is measured; by default those of n_ratio."""
+    """Numbers of candidates for which it is measured how much of the target's text, and of the source's own, is outside
+    them; by default those of n_ratio."""
     likelihood: bool = False
     """Whether held-out target is measured too."""
 
