@@ -1,30 +1,19 @@
-"""Figures of the arXiv experiments: what is drawn is what the rows say; texts are shown as they are."""
+"""Figures of the arXiv experiments: what is drawn is what the rows say."""
 
-import html
 import itertools
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from markdown_it import MarkdownIt
-from matplotlib.container import ErrorbarContainer
+from drawn import bars, lines, points, row
 
-from gtl.report.arxiv import by_fraction, escaped, fraction_figure, samples_page, summary, sweep, sweep_figure
+from gtl.report.arxiv import by_fraction, fraction_figure, sweep, sweep_figure
 from gtl.run import Row
 
 NUMBERS = (100, 1000, 20_000)
 TITLES = {"gtl-local": "GTL", "real": "held-out target text", "nll": "NLL"}
-
-
-def row(
-    method: str, value: float, n: int | None = 100, seed: int = 0, metric: str = "mauve", name: str = "arxiv"
-) -> Row:
-    return Row(name, method, n, seed, metric, value, None, None, "cpu, 2 threads", "gtl reproduce arxiv")
 
 
 def some_rows() -> list[Row]:
@@ -57,22 +46,6 @@ def own_rows(share: str = "0") -> list[Row]:
     """What candidates leave out of the source's own text: half of the target's, and at one number more."""
     name = f"arxiv-outside-own-r{share}"
     return [row(f"n_ratio={size}", 0.5 / size, None, name=name, metric="outside") for size in (4, 4096, 1024, 64)]
-
-
-def lines(ax) -> dict[str, ErrorbarContainer]:
-    """The lines of an axis by their label."""
-    return {box.get_label(): box for box in ax.containers}
-
-
-def points(box: ErrorbarContainer) -> np.ndarray:
-    """x and y of a line: (2, points)."""
-    return box.lines[0].get_xydata().T
-
-
-def bars(box: ErrorbarContainer) -> np.ndarray:
-    """Half the length of each bar, nan where there is none."""
-    found = box.lines[2][0].get_segments()
-    return np.array([(ends[1][1] - ends[0][1]) / 2 if len(ends) else np.nan for ends in found])
 
 
 def test_means_and_errors_over_seeds():
@@ -117,46 +90,6 @@ def test_a_bad_likelihood_hides_nothing():
         assert low < 4.0
         assert (4.6 < high < 5.0) if shown else high > 6.5
         assert right.get_ylim()[1] > 6.5
-
-
-def test_a_summary_has_everything_of_a_method_in_one_line():
-    rows = [row("lora", 0.5, 1000, 0), row("lora", 0.7, 1000, 1), row("lora", 3600, 1000, metric="steps")]
-    rows += [row("lora", 4.25, 1000, metric="nll"), row("lora", 0.25, 100), row("source", 0.03, None)]
-    rows = [Row(**{**vars(r), "trainable_weights": 460_800 if r.method == "lora" else None}) for r in rows]
-    page = summary(rows, {"lora": "LoRA"}).splitlines()
-    assert [line for line in page if line.startswith("#")] == ["## arxiv, n = 1,000", "## arxiv, n = 100"]
-    assert page[2].startswith("| | weights | steps | MAUVE | NLL | domain score | ")
-    assert {line.count("|") for line in page if line.startswith("|")} == {page[2].count("|")}
-    assert page[4].startswith("| LoRA | 0.5 M | 3,600 | 0.6000<br>±&nbsp;0.1000 | 4.250 |  |")
-    assert page[5].startswith("| source |  |  | 0.0300 |  |")
-    assert page[11].startswith("| LoRA | 0.5 M |  | 0.2500 |  |")
-
-
-def test_few_weights_are_counted_one_by_one():
-    found = [Row(**{**vars(row("lora", 0.5)), "trainable_weights": weights}) for weights in (99_999, 20_620_218)]
-    assert "| lora | 99,999 |" in summary(found[:1], {})
-    assert "| lora | 99,999<br>20.6 M |" in summary(found, {})  # subsets differ
-
-
-def test_a_summary_says_how_many_rows_were_borrowed():
-    rows = [row("lora", 0.5, 1000), row("lora-iw", 0.6, 1000), row("lora-iw", 40, 1000, metric="borrowed")]
-    page = summary([*rows, row("lora", 0.4, 100)], {}).splitlines()
-    assert page[2].endswith(" | copied runs of 8 | borrowed rows |")
-    assert page[5].endswith(" | 40.0 |")
-    assert page[9].endswith(" | copied runs of 8 |")
-
-
-def test_a_summary_leaves_out_what_was_only_fitted_and_has_real_text_everywhere():
-    there = [row("lora", 0.5, 1000), row("real", 0.9, None), row("real", 0.1, None, metric="domain")]
-    other = [
-        row("lora", 0.4, 950),
-        row("gtl-paper", 3600, 950, metric="steps"),
-        row("gtl-paper", 8, 47, metric="steps"),
-    ]
-    page = summary([*there, *(Row(**{**vars(r), "experiment": "arxiv-r0.05"}) for r in other)], {}).splitlines()
-    assert [line for line in page if line.startswith("#")] == ["## arxiv, n = 1,000", "## arxiv-r0.05, n = 950"]
-    assert not any("gtl-paper" in line for line in page)
-    assert sum(line.startswith("| real |  |  | 0.9000 |  | 0.1000 |") for line in page) == 2
 
 
 def test_labels_that_would_touch():
@@ -349,33 +282,3 @@ def test_files(tmp_path: Path):
     files = sorted((tmp_path / "a").iterdir())
     assert [file.name for file in files] == ["fraction.png", "sweep.png"]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
-
-
-def shown(markdown: str) -> list[str]:
-    """The items of a page's lists as a reader sees them."""
-    page = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(markdown)
-    items = re.findall(r"<li>(.*?)</li>", page, re.DOTALL)
-    assert all(set(re.findall(r"<[^>]*>", item)) <= {"<br>"} for item in items), items
-    lines = [
-        [re.sub(r"[ \t]+", " ", line).strip(" ") for line in item.split("<br>")] for item in items
-    ]  # as a browser does
-    return [html.unescape("\n".join(part)).replace("\xa0", " ") for part in lines]
-
-
-@given(st.lists(st.text("a1 \n\t\\`*_[]()<>&#~|$-+=.!:;{}", min_size=1), min_size=1, max_size=4))
-def test_texts_are_shown_as_they_are(texts: list[str]):
-    expected = [text.removesuffix("\n").replace("\t", " ") for text in texts]
-    assert shown(samples_page({"gtl_local": texts})) == expected
-
-
-def test_a_page_of_samples():
-    texts = {
-        "gtl-local": [f"text {i}" for i in range(30)],
-        "n_ratio=4": ["1. we prove $ x _ 1 $ # <b>", "- a * b * c", "&lt; &copy; of", "  two  blanks "],
-    }
-    page = samples_page(texts)
-    assert page.startswith("# Samples\n\nUncurated: the first 10 of each run.\n\n## gtl-local\n\n1. text 0\n")
-    assert shown(page) == [*texts["gtl-local"][:10], *texts["n_ratio=4"]]
-    assert "<h2>n_ratio=4</h2>" in MarkdownIt("commonmark").render(page)
-    assert shown(samples_page(texts, 2)) == ["text 0", "text 1", *texts["n_ratio=4"][:2]]
-    assert escaped("plain words, and a state-of-the-art (2019).") == "plain words, and a state-of-the-art (2019)."

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drawn import bars, lines, points, row
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
-from test_arxiv_figures import bars, lines, points, row
 
 from gtl.report.shares import by_share, share_figure
 from gtl.run import Row

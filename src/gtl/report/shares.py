@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from gtl.estimate.borrow import ENDING
-from gtl.report.arxiv import MEDIUM, NAMES, better, check, curve, dodged, grid, legend, looks_of, save
+from gtl.report.lines import MEDIUM, NAMES, better, check, curve, dodged, grid, legend, looks_of, save
 from gtl.run import Row
 
 __all__ = ["by_share", "share_figure"]

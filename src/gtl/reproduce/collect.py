@@ -5,8 +5,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gtl.data.prepared import read_meta
-from gtl.report.arxiv import by_fraction, samples_page, summary, sweep
+from gtl.report.arxiv import by_fraction, sweep
 from gtl.report.markov import TITLES
+from gtl.report.pages import samples_page, summary
 from gtl.report.shares import by_share
 from gtl.report.table import markdown
 from gtl.reproduce.arxiv import Places, numbers
