@@ -18,8 +18,8 @@ from torch import Tensor
 from gtl.data.markov import read_matrix, sample_chain
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate import Problem, Training
-from gtl.estimate.base import Part
 from gtl.estimate.local import recipe as local
+from gtl.estimate.parts import Part
 from gtl.estimate.sequence import direct
 from gtl.evaluate.transition import transition_kl
 from gtl.exact import ExactDenoiser, MarkovChain

@@ -10,7 +10,7 @@ from gtl import diagnose as module
 from gtl.denoiser import NetworkDenoiser
 from gtl.diagnose import Diagnosis, advise, diagnose, estimators, interval, try_out
 from gtl.estimate import METHODS, Problem, Training
-from gtl.estimate.base import Part, Trained
+from gtl.estimate.parts import Part, Trained
 from gtl.nn.dit import DiT
 from gtl.process import Masked
 from gtl.train.loop import Diverged, Fit

@@ -28,11 +28,12 @@ from torch import Tensor
 from gtl.data.tokens import folds, split
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate import Problem, Training
-from gtl.estimate.base import Attempt, Recipe
+from gtl.estimate.base import Recipe
 from gtl.estimate.baselines import recipe as baseline
 from gtl.estimate.borrow import out_of_fold, weigh, weights_of
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
+from gtl.estimate.parts import Attempt
 from gtl.estimate.sequence import direct
 from gtl.estimate.settings import LARGE
 from gtl.estimate.sparse import recipe as sparse

@@ -13,9 +13,9 @@ from test_lora import denoiser
 
 from gtl.denoiser import Denoiser, NetworkDenoiser
 from gtl.estimate import METHODS, Problem, Training, base
-from gtl.estimate.base import Part, Trained
 from gtl.estimate.baselines import recipe
 from gtl.estimate.borrow import Borrowing, Weighing, borrowing, log_weights, weigh
+from gtl.estimate.parts import Part, Trained
 from gtl.estimate.screen import Screen, screen
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
 from gtl.nn.dit import DiT

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from gtl.data.tokens import FEW, folds
 from gtl.denoiser import NetworkDenoiser, nll
 from gtl.estimate import METHODS, Adapted, NetworkSize, Problem, Training
-from gtl.estimate.base import Part, Trained, warm_start
+from gtl.estimate.base import warm_start
 from gtl.estimate.choice import choose, descend
+from gtl.estimate.parts import Part, Trained
 from gtl.estimate.settings import LARGE
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from gtl.data.markov import make_matrix, sample_chain
 from gtl.denoiser import NetworkDenoiser
 from gtl.estimate import NetworkSize, Problem, Training
-from gtl.estimate.base import Part
 from gtl.estimate.late import late, recipe, warm_start_trunk
+from gtl.estimate.parts import Part
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
 from gtl.process import D3PM, Masked, Process, Uniform

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from gtl.denoiser import NetworkDenoiser, nll
 from gtl.estimate import NetworkSize, Problem, Training
-from gtl.estimate.base import Part
 from gtl.estimate.lora import LowRank, adapters_of, add_adapters, merge_adapters, recipe
+from gtl.estimate.parts import Part
 from gtl.nn.dit import DiT
 from gtl.process import Masked, Uniform
 from gtl.score import ScoreDenoiser

@@ -11,8 +11,8 @@ from torch.nn.utils import parameters_to_vector
 
 from gtl.denoiser import nelbo, nll
 from gtl.estimate import Problem, Training
-from gtl.estimate.base import Part
 from gtl.estimate.baselines import recipe as baseline
+from gtl.estimate.parts import Part
 from gtl.estimate.sparse import choose_places, recipe
 from gtl.guidance import Guided
 from gtl.ratio import Combination, SparseRatio, UnigramRatio

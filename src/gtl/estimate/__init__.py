@@ -1,6 +1,6 @@
 """Estimators: every way from a source model to a target model. A new one is a file here and a line in METHODS."""
 
-from gtl.estimate.base import Adapted, Method, Problem
+from gtl.estimate.base import Method, Problem
 from gtl.estimate.baselines import finetuned, finetuned_epochs, vanilla, vanilla_epochs
 from gtl.estimate.borrow import ENDING, borrowing
 from gtl.estimate.knn import knn
@@ -8,6 +8,7 @@ from gtl.estimate.late import late
 from gtl.estimate.local import local
 from gtl.estimate.lora import lora
 from gtl.estimate.paper import paper
+from gtl.estimate.parts import Adapted
 from gtl.estimate.sequence import by_pooling, direct, likelihood
 from gtl.estimate.settings import NetworkSize, Training
 from gtl.estimate.sparse import guided, sparse

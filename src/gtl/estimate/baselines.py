@@ -7,7 +7,8 @@ kept.
 import copy
 
 from gtl.denoiser import NetworkDenoiser
-from gtl.estimate.base import Adapted, Part, Problem, Trained
+from gtl.estimate.base import Problem
+from gtl.estimate.parts import Adapted, Part, Trained
 
 __all__ = ["finetuned", "finetuned_epochs", "vanilla", "vanilla_epochs"]
 

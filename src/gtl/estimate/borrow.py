@@ -31,7 +31,8 @@ from torch import Tensor
 
 from gtl.data.tokens import FEW
 from gtl.denoiser import Denoiser, NetworkDenoiser, nelbo_at
-from gtl.estimate.base import Adapted, Attempt, Method, Problem, Recipe, Trained
+from gtl.estimate.base import Method, Problem, Recipe
+from gtl.estimate.parts import Adapted, Attempt, Trained
 from gtl.estimate.screen import screen
 from gtl.guidance import Guided
 from gtl.process import Masked

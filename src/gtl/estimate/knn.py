@@ -4,7 +4,8 @@ import time
 
 import torch
 
-from gtl.estimate.base import Adapted, Part, Problem, Trained
+from gtl.estimate.base import Problem
+from gtl.estimate.parts import Adapted, Part, Trained
 from gtl.ratio.knn import KNNRatio, nelbo_by_setting
 from gtl.train.loop import Fit
 

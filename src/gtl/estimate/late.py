@@ -13,7 +13,8 @@ import copy
 import torch
 from torch import nn
 
-from gtl.estimate.base import Adapted, Part, Problem, Trained, warm_start
+from gtl.estimate.base import Problem, warm_start
+from gtl.estimate.parts import Adapted, Part, Trained
 from gtl.guidance import Guided
 from gtl.nn.dit import DiT
 from gtl.process import Mixing

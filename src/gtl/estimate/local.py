@@ -4,7 +4,8 @@ import copy
 
 import torch
 
-from gtl.estimate.base import Adapted, Part, Problem, Trained
+from gtl.estimate.base import Problem
+from gtl.estimate.parts import Adapted, Part, Trained
 from gtl.guidance import Guided
 from gtl.ratio import LocalRatio, Ratio
 from gtl.train.likelihood import LikelihoodObjective

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtl.denoiser import NetworkDenoiser
-from gtl.estimate.base import Adapted, Part, Problem, Trained
+from gtl.estimate.base import Problem
+from gtl.estimate.parts import Adapted, Part, Trained
 from gtl.train.loop import mix
 
 __all__ = ["Adapters", "add_adapters", "lora", "merge_adapters"]

@@ -14,7 +14,8 @@ from typing import TypeVar
 import torch
 
 from gtl.denoiser import Denoiser, nll
-from gtl.estimate.base import Adapted, Attempt, Problem, Trained
+from gtl.estimate.base import Problem
+from gtl.estimate.parts import Adapted, Attempt, Trained
 from gtl.estimate.unigram import calibrate
 from gtl.ratio import Ratio
 

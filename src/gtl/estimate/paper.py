@@ -1,6 +1,7 @@
 """`gtl-paper`: the paper's estimator, a clean and a noisy classifier and then the ratio network from both."""
 
-from gtl.estimate.base import Part, Problem, Recipe, Trained
+from gtl.estimate.base import Problem, Recipe
+from gtl.estimate.parts import Part, Trained
 from gtl.nn.dit import Pooling
 from gtl.ratio import NetworkRatio
 from gtl.train.classifier import ClassifierObjective

@@ -9,7 +9,8 @@ Each as -sum, as -mean, or by the pooling that the experiment asks for.
 
 from collections.abc import Callable
 
-from gtl.estimate.base import Adapted, Part, Problem, Recipe, Trained
+from gtl.estimate.base import Problem, Recipe
+from gtl.estimate.parts import Adapted, Part, Trained
 from gtl.guidance import Guided
 from gtl.nn.dit import Pooling
 from gtl.train.classifier import ClassifierObjective

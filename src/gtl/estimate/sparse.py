@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from gtl.denoiser import NetworkDenoiser
-from gtl.estimate.base import Adapted, Part, Problem, Trained
+from gtl.estimate.base import Problem
 from gtl.estimate.mean import mean_of_weights, with_counts
+from gtl.estimate.parts import Adapted, Part, Trained
 from gtl.ratio import Ratio, SparseRatio
 from gtl.ratio.sparse import by_weight
 from gtl.train.loop import mix

@@ -26,11 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gtl.estimate.base import Adapted, Method, Part, Problem, Recipe, Trained
+from gtl.estimate.base import Method, Problem, Recipe
 from gtl.estimate.baselines import recipe as baseline
 from gtl.estimate.knn import recipe as knn
 from gtl.estimate.local import recipe as local
 from gtl.estimate.mean import mean_of_weights
+from gtl.estimate.parts import Adapted, Part, Trained
 from gtl.estimate.sparse import recipe as sparse
 from gtl.guidance import Guided
 from gtl.ratio import Combination, KNNRatio, Ratio
