@@ -14,7 +14,7 @@ from test_lora import denoiser
 from gtl.denoiser import Denoiser, NetworkDenoiser
 from gtl.estimate import METHODS, Problem, Training, base
 from gtl.estimate.baselines import recipe
-from gtl.estimate.borrow import Borrowing, Weighing, borrowing, log_weights, weigh
+from gtl.estimate.borrow import Borrowing, Weighing, borrowing, log_weights, weigh, weights_of
 from gtl.estimate.parts import Part, Trained
 from gtl.estimate.screen import Screen, screen
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
@@ -22,7 +22,7 @@ from gtl.nn.dit import DiT
 from gtl.process import Masked
 from gtl.ratio import LocalRatio
 from gtl.ratio.base import ConditionalRatio
-from gtl.train.loop import Diverged
+from gtl.train.loop import Diverged, Fit
 
 
 def chain(stay: float, size: int = 3) -> torch.Tensor:
@@ -111,6 +111,15 @@ def test_a_sequence_ratio_says_it_itself() -> None:
     assert torch.equal(log_weights(source, [Trained(source, ratio, [])], x, 0)[0], ratio.log_value(x))
 
 
+def test_a_ratio_is_weighed_at_its_own_strength() -> None:
+    laws = [MarkovChain(chain(stay), Masked(4)) for stay in (0.2, 0.7)]
+    source, ratio, x = Parametered(laws[0]), Conditional(*laws), sequences(chain(0.5), 10, 6, 0)
+    made = Trained(source, ratio, [])
+    assert bool(log_weights(source, [made], x, 0).any())
+    ratio.gamma = 0.0
+    assert float(log_weights(source, [made], x, 0).abs().max()) < 1e-6
+
+
 def test_rows_that_join_follow_the_target() -> None:
     """Rejection sampling by the exact ratio: a mixed source gives back its target rows and hardly anything else."""
     laws = [MarkovChain(chain(stay), Masked(4)) for stay in (0.2, 0.9)]
@@ -192,6 +201,16 @@ def test_it_is_the_method_itself_where_nothing_joins(monkeypatch: pytest.MonkeyP
             assert torch.equal(a, b)
 
 
+def test_no_steps_go_on_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though there is half of the budget left."""
+    problem = tiny_problem(sequences(chain(0.2), 60, 8, 0), sequences(chain(0.9), 12, 8, 1), budget=240, patience=0)
+    problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0]))
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.zeros(60), np.inf))
+    begun = noted_fits(monkeypatch)
+    assert METHODS["finetuned-iw"](problem, "finetuned-iw").borrowed == 0
+    assert len(begun) == 4  # each rate on the first fold, the other fold, all rows
+
+
 def test_it_is_kept_only_where_held_out_rows_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of noise join by force: they must be thrown out again, whatever the weights said."""
     source = torch.tensor([0, 1] * 4).repeat(300, 1)  # nothing ever stays
@@ -269,6 +288,22 @@ def test_which_rows_join_depends_on_the_seed(weighed: int, monkeypatch: pytest.M
     for seed in (0, 0, 1):
         Borrowing(**vars(replace(problem, seed=seed, shared={}, known={}))).run("finetuned-iw", noted)
     assert joined[0] == joined[1] != joined[2]
+
+
+def test_what_is_drawn_to_weigh_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Corruptions of the problem's seed, four of each row."""
+    problem = replace(tiny_problem(sequences(chain(0.2), 60, 8, 0), sequences(chain(0.9), 12, 8, 1)), seed=7)
+    other = copy.deepcopy(problem.source)
+    for weight in other.parameters():
+        weight.data += 0.1 * torch.randn_like(weight)
+    made = Trained(other, None, [])
+    known = {
+        (seed, draws): log_weights(problem.source, [made], problem.target, seed, draws)
+        for seed in (0, 7)
+        for draws in (1, 4)
+    }
+    found = weights_of(problem, [made], problem.target)
+    assert [key for key, values in known.items() if torch.equal(values, found)] == [(7, 4)]
 
 
 def test_the_source_is_asked_once() -> None:
@@ -372,6 +407,8 @@ def test_with_borrowed_rows_it_goes_on_from_where_it_was(monkeypatch: pytest.Mon
     assert made.borrowed == 60
     first = [one for one in seen if one[0].start is None]
     (chosen,) = (rate for part, rate, _ in first if part.held_out is None)
+    (final,) = (part for part, _, _ in first if part.held_out is None)
+    assert torch.equal(final.rows, problem.target)
     known = {part.number: model for part, rate, model in first if rate == chosen}
     second = [part for part, _, _ in seen if "borrowed rows" in part.name]
     assert sorted(part.number for part in second) == [0, 1, 1, 2]
@@ -433,11 +470,12 @@ def test_the_rows_that_join_are_those_that_were_weighed(monkeypatch: pytest.Monk
 
 
 def test_each_fold_borrows_from_what_its_own_rows_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more source rows than are weighed; the final fit from what all of them took."""
+    """Of more source rows than are weighed, and by what models and counts say together (here, the opposite of what
+    models say); the final fit from what all of them took."""
     problem, seen, _, said = uneven(monkeypatch)
     problem = replace(problem, training=replace(problem.training, weighed=24))
     keep_what_joins(monkeypatch)
-    monkeypatch.setattr(Screen, "combine", lambda _, target, source: (target, source))
+    monkeypatch.setattr(Screen, "combine", lambda _, target, source: (target, -source))
 
     def noted(inner: Problem, part: Part) -> Trained:
         seen.append((part, recipe(inner, part, True)))
@@ -454,7 +492,7 @@ def test_each_fold_borrows_from_what_its_own_rows_took(monkeypatch: pytest.Monke
         own = parts[part.number - 1][0] if part.number else problem.target
         rows = known.rows[known.taken[part.number - 1]]
         scores = said(part.number, rows) if part.number else (said(1, rows) + said(2, rows)) / 2
-        wanted = torch.cat([own, rows[scores > np.median(scores)]])
+        wanted = torch.cat([own, rows[-scores > np.median(-scores)]])
         assert sorted(part.rows.tolist()) == sorted(wanted.tolist())
 
 
@@ -476,7 +514,7 @@ def test_it_is_kept_for_the_folds_that_were_tried(
             made.score = score
         else:
             for trained, value in zip(made.tried, (1.0, 3.0), strict=False):
-                trained.fits[-1].curve = {10: [value]}
+                trained.fits[-1].curve = {5: [value + 2], 10: [value]}
             made.score = 2.0
         return made
 
@@ -518,9 +556,11 @@ DIVERGING = {
     ("method", "which"), [("finetuned", "one"), ("finetuned", "two"), *product(["finetuned-iw"], DIVERGING)]
 )
 def test_every_step_counts(method: str, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of fits that diverge as well, so that the method stays in its budget; another rate takes their place."""
+    """Those of fits that diverge as well, so that the method stays in its budget; another rate takes their place.
+    Other methods' do not."""
     problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=480, patience=0)
     problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0, 2.0]))
+    problem.spent.append(Fit(10_000, 0, None, 0.0, 0, {}))
     monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 20)
     monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.ones(60), 1.0))
     attempt, begin, fit = Problem.attempt, Problem.fit, base.fit
@@ -576,18 +616,23 @@ def test_too_few_steps_for_two_halves_are_not_halved(monkeypatch: pytest.MonkeyP
     assert all(name.startswith("finetuned, rate") for name, _, _ in begun)
 
 
-@pytest.mark.parametrize(("few", "enough", "folds"), [(7, 20, 2), (7, 40, 1), (6, 20, 1), (1, 20, 1)])
-def test_as_many_folds_as_hold_out_enough(few: int, enough: int, folds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With borrowed rows: 12 rows in two folds hold out 6 each."""
+@pytest.mark.parametrize(
+    ("there", "few", "enough", "used"),
+    [(2, 7, 20, 2), (2, 7, 40, 1), (2, 6, 20, 1), (2, 1, 20, 1), (3, 5, 15, 2), (3, 9, 15, 3)],
+)
+def test_as_many_folds_as_hold_out_enough(
+    there: int, few: int, enough: int, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With borrowed rows: 12 rows in two folds hold out 6 each, in three 4."""
     problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=240, patience=0)
-    problem = replace(problem, training=replace(problem.training, rates=[1.0, 2.0]))
+    problem = replace(problem, training=replace(problem.training, rates=[1.0, 2.0], folds=there))
     monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", enough)
     monkeypatch.setattr("gtl.estimate.borrow.FEW", few)
     monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: Weighing(np.ones(60), 1.0))
     begun = noted_fits(monkeypatch)
     METHODS["finetuned-iw"](problem, "finetuned-iw")
     second = [name for name, _, _ in begun if "borrowed rows" in name and "fold" in name]
-    assert len(second) == 2 + folds - 1
+    assert len(second) == 2 + used - 1
 
 
 def test_borrowing_changes_nothing_of_the_problem() -> None:

@@ -61,6 +61,17 @@ def test_target_rows_are_judged_by_the_other_folds() -> None:
     own = counts_of(target[:5], 5)
     assert own[2] < 20  # the odd row is not among them
     assert float(made.target[4]) < float(made.target[:4].min())
+    p = (counts_of(source, 5) + 1) / (counts_of(source, 5) + 1).sum()
+    tables = [log_odds(counts_of(rows, 5), p, made.prior) for rows, _ in parts]
+    said = [table[held].sum(-1) for table, (_, held) in zip(tables, parts, strict=True)]
+    assert torch.allclose(made.target, torch.cat(said))
+
+
+def test_tokens_that_the_source_never_has() -> None:
+    source, target, _ = mixed()
+    made = screen(source, folds(target + 1, 5, 0.1), 6, 500)  # 5 is new
+    assert bool(made.source.isfinite().all())
+    assert bool(made.target.isfinite().all())
 
 
 def test_what_a_fold_holds_out_takes_no_part_in_what_it_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,13 +90,15 @@ def test_what_a_fold_holds_out_takes_no_part_in_what_it_looks_at(monkeypatch: py
 
 
 def test_a_row_is_inside_by_its_own_fold() -> None:
+    """One fold knows a single row, so that it says much more of what looks like that."""
     source, target, _ = mixed()
-    parts = [(target[:30], target[30:]), (target[30:], target[:30])]
-    made = screen(source, parts, 5, 100)
+    parts = [(target[:1], target[1:]), (target[1:], target[:40])]
+    made = screen(source, parts, 5, 300)
     least = [made.source[fold, made.taken[fold]].min() for fold in range(2)]
-    assert made.inside[:70].tolist() == (made.target[:70] >= least[0]).tolist()
-    assert made.inside[70:].tolist() == (made.target[70:] >= least[1]).tolist()
-    assert 0 < int(made.inside.sum()) < 100
+    by_fold = [(made.target >= each).tolist() for each in least]
+    assert made.inside.tolist() == by_fold[0][:99] + by_fold[1][99:]
+    assert by_fold[0][:99] != by_fold[1][:99]
+    assert by_fold[0][99:] != by_fold[1][99:]
 
 
 def test_held_out_rows_choose_the_prior() -> None:
@@ -94,6 +107,8 @@ def test_held_out_rows_choose_the_prior() -> None:
     many, apart = draw(Q, 400, 20, 5), torch.tensor([[0], [1]]).expand(2, 20)
     for target, wanted in ((many, PRIORS[0]), (apart, PRIORS[-1])):
         assert screen(source[400:], folds(target, 2, 0.1), 5, 100).prior == wanted
+    held = torch.tensor([[0], [1], [2], [4]]).expand(4, 20)  # one that agrees does not outvote three that do not
+    assert screen(source[400:], [(apart[:1], held)], 5, 100).prior == PRIORS[-1]
 
 
 def test_ratios_inside_know_of_what_is_outside() -> None:
@@ -133,6 +148,46 @@ def test_both_opinions_tell_more_than_either() -> None:
         return float((x.unsqueeze(-1) > y).double().mean())
 
     assert auc(mine, theirs[0]) > max(auc(a, c), auc(b, d)) + 0.05
+
+
+def opinions() -> tuple[Screen, torch.Tensor, torch.Tensor]:
+    """Of 200 target rows and 1,000 source rows, 900 of which are in S: counts, that are right, and a model, that is
+    wrong: it likes the source's rows better."""
+    generator = torch.Generator().manual_seed(0)
+    own, theirs = torch.randn(2, 200, generator=generator), torch.randn(2, 2, 1000, generator=generator)
+    taken = torch.ones(3, 1000).bool()
+    taken[-1, 900:] = False
+    made = Screen(torch.zeros(1000, 1), taken, theirs[1], own[1] + 2, torch.ones(200).bool(), 5000)
+    return made, own[0] - 1, theirs[0]
+
+
+def test_an_opinion_that_is_wrong_counts_the_other_way() -> None:
+    made, model, theirs = opinions()
+    mine, others = made.combine(model, theirs)
+    assert float((mine.unsqueeze(-1) > others[0]).double().mean()) > 0.95
+    assert float(torch.corrcoef(torch.stack([mine, model]))[0, 1]) < -0.1
+
+
+def test_opinions_have_no_unit() -> None:
+    made, model, theirs = opinions()
+    mine, others = made.combine(model, theirs)
+    scaled = made.combine(1000 * model, 1000 * theirs)
+    assert torch.allclose(scaled[0], mine, atol=1e-3)
+    assert torch.allclose(scaled[1], others, atol=1e-3)
+
+
+def test_opinions_are_weighed_inside_by_all_folds() -> None:
+    """Of source rows that not all folds together take nothing is learned; of the others by the mean over folds."""
+    made, model, theirs = opinions()
+    mine, _ = made.combine(model, theirs)
+    outside, turned = theirs.clone(), torch.stack([theirs[1], theirs[0]])
+    outside[:, 900:] = 50
+    other = Screen(made.rows, made.taken, made.source.flip(0), made.target, made.inside, made.seen)
+    assert torch.equal(made.combine(model, outside)[0], mine)
+    assert torch.allclose(other.combine(model, turned)[0], mine, atol=1e-5)
+    changed = theirs.clone()
+    changed[1, :450] += 3
+    assert not torch.allclose(made.combine(model, changed)[0], mine, atol=1e-3)
 
 
 def test_nothing_joins_where_no_target_row_is_inside() -> None:

@@ -96,7 +96,7 @@ def screen(source: Tensor, parts: Sequence[tuple[Tensor, Tensor]], num_ids: int,
         source: (M, L), all rows; may be memory-mapped.
         parts: rows and held-out rows of each fold of the target.
         num_ids: K.
-        most: how many source rows to take.
+        most: how many source rows to take; there are more.
     """
     counts = counts_of(source, num_ids) + 1
     p = counts / counts.sum()
@@ -105,7 +105,7 @@ def screen(source: Tensor, parts: Sequence[tuple[Tensor, Tensor]], num_ids: int,
     tables = torch.stack([log_odds(own, p, prior) for own, _ in folds])
     best, cuts = [], []
     for table in (*tables, tables.mean(0)):
-        found = total(table, source).topk(min(most, len(source)))
+        found = total(table, source).topk(most)
         best.append(found.indices)
         cuts.append(found.values.min())
     every = torch.cat(best).unique()
