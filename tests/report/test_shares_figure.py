@@ -50,6 +50,16 @@ def test_each_method_at_each_share() -> None:
         assert labels == ["r = 0\nn = 80", "r = 0.05\nn = 70", "r = 0.25\nn = 60"]
 
 
+def test_what_is_written() -> None:
+    """One legend for all panels, the source first and each method beside its importance-weighted kind."""
+    figure = share_figure(some_rows(), ["mauve", "nll"], TITLES)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "source", "fine-tuned", "finetuned-iw", "sparse", "sparse-iw",
+    ]  # fmt: skip
+    assert [ax.get_title() for ax in figure.axes] == ["MAUVE (higher is better)", "NLL, nats a token (lower is better)"]
+
+
 def test_importance_weights_look_like_their_method() -> None:
     """The same colour, a whole line and full marks; another method has another colour."""
     drawn = lines(share_figure(some_rows(), ["mauve"], {}).axes[0])
