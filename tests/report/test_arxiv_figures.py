@@ -13,6 +13,7 @@ from gtl.report.arxiv import by_fraction, fraction_figure, sweep, sweep_figure
 from gtl.run import Row
 
 NUMBERS = (100, 1000, 20_000)
+SIZES = ["n_ratio = 64", "n_ratio = 256", "n_ratio = 1024", "n_ratio = all"]
 TITLES = {"gtl-local": "GTL", "real": "held-out target text", "nll": "NLL"}
 
 
@@ -63,6 +64,27 @@ def test_means_and_errors_over_seeds():
     }
     assert {line.get_linestyle() for line in flat.values()} == {"--"}
     assert "source" not in [line.get_label() for line in right.get_lines()]
+
+
+def with_costs(rows: list[Row]) -> list[Row]:
+    """The same, and steps and weights of each."""
+    fits = {(r.experiment, r.method, r.n): replace(r, metric="steps", value=3000 + r.n) for r in rows if r.n}
+    return [replace(r, trainable_weights=1_400_000 if r.n else None) for r in [*rows, *fits.values()]]
+
+
+def test_lines_say_what_they_cost():
+    """In the legend, below the name; lines and what is named above them are as without."""
+    rows = [*some_rows(), *(row("source", 0.35, None, metric="nll") for _ in range(2)), row("bad", 9.0, metric="nll")]
+    plain, costly = (fraction_figure(r, ["mauve", "nll"], TITLES, 20_000) for r in (rows, with_costs(rows)))
+    words = [text.get_text() for text in costly.legends[0].get_texts()]
+    cost = "\n1.4 M weights, 3,100 to 23,000 steps"
+    assert words[:4] == ["vanilla" + cost, "GTL" + cost, "new" + cost, "bad\n1.4 M weights, 3,100 steps"]
+    assert words[4:] == ["source", "held-out target text"]
+    for one, other in zip(plain.axes, costly.axes, strict=True):
+        assert [text.get_text() for text in one.texts] == [text.get_text() for text in other.texts]
+        for first, second in zip(one.containers, other.containers, strict=True):
+            np.testing.assert_array_equal(points(first), points(second))
+    assert any("bad: 9.00" in text.get_text() for ax in costly.axes for text in ax.texts)
 
 
 def test_what_is_written():
@@ -166,7 +188,11 @@ def test_legends_and_letters_fit():
     rows = [
         row(f"a method with a name of its own {i}", i / 10, n, s) for i in range(7) for n in NUMBERS for s in (0, 1)
     ]
-    for figure in (fraction_figure(rows, ["mauve"], {}, 20_000), sweep_figure(sweep_rows(), ["mauve", "outside"])):
+    for figure in (
+        fraction_figure(rows, ["mauve"], {}, 20_000),
+        fraction_figure(with_costs(rows), ["mauve"], {}, 20_000),
+        sweep_figure(sweep_rows(), ["mauve", "outside"]),
+    ):
         figure.canvas.draw()
         width, height = figure.get_size_inches() * figure.dpi
         box = figure.legends[0].get_window_extent()
@@ -189,9 +215,9 @@ def test_the_sweep():
         "(lower is better)", "(higher is better)", "(lower is better)",
     ]  # fmt: skip
     for ax in axes[:2].flat:
-        assert list(lines(ax)) == ["64", "256", "1024", "all"]
+        assert list(lines(ax)) == SIZES
         for name, box in lines(ax).items():
-            size = 0 if name == "all" else int(name)
+            size = 0 if name == "n_ratio = all" else int(name.removeprefix("n_ratio = "))
             np.testing.assert_allclose(points(box)[1], np.array([0.5, 1, 4]) + size / 1e4)
             np.testing.assert_allclose(points(box)[0], [0.5, 1, 4], atol=0.12)
             np.testing.assert_allclose(bars(box), [0.1] * 3)
@@ -205,7 +231,7 @@ def test_the_sweep():
             np.testing.assert_allclose(points(box)[0], known)
             np.testing.assert_allclose(points(box)[1], factor / np.array(known))
         assert [tick.get_text() for tick in ax.get_xticklabels()] == [str(size) for size in sizes]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["64", "256", "1024", "all"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == SIZES
 
 
 def test_candidates_left_out_change_no_colours():
@@ -225,7 +251,37 @@ def test_real_text_in_the_sweep():
         flat = [line.get_ydata()[0] for line in ax.get_lines() if line.get_label() == "real text"]
         assert flat == wanted
     assert figure.axes[0].get_ylabel() == "domain score\n(nearer to real text is better)"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["64", "256", "1024", "all", "real text"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*SIZES, "real text"]
+
+
+def main_rows(share: str, n: int = 50, method: str = "gtl-paper") -> list[Row]:
+    """Of the swept method: gammas 1 and 2, and values 3 and 5 of each metric."""
+    name = "arxiv" if share == "0" else f"arxiv-r{share}"
+    rows = [row(method, gamma, n, gamma, "gamma", name) for gamma in (1, 2)]
+    return rows + [row(method, v, n, int(v), metric, name) for v in (3.0, 5.0) for metric in ("domain", "mauve")]
+
+
+def test_a_sweep_says_how_far_apart_sets_are():
+    """Mean and standard deviation of the same method's main rows at that r and n, at their mean gamma."""
+    rows = sweep_rows("0") + sweep_rows("0.05") + main_rows("0.05")
+    others = main_rows("0", n=51) + main_rows("0", method="gtl-sparse")
+    figure = sweep_figure(with_costs(rows) + others, ["domain", "mauve", "outside"])
+    axes = np.array(figure.axes).reshape(3, 2)
+    assert [ax.get_title() for ax in axes[0]] == ["r = 0, n = 50", "r = 0.05, n = 50\n1.4 M weights, 3,050 steps"]
+    for ax in axes[:2, 1]:
+        *swept, found = ax.containers
+        assert [box.get_label() for box in swept] == SIZES
+        np.testing.assert_allclose(points(found), [[1.5], [4.0]])
+        np.testing.assert_allclose(bars(found), [math.sqrt(2)])
+    assert all([*lines(ax)] == SIZES for ax in axes[:2, 0])
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words == [*SIZES, "main rows: mean and standard deviation"]
+
+
+def test_one_set_is_not_apart_from_anything():
+    alone = [r for r in main_rows("0") if r.metric == "gamma" or r.value == 3]
+    for rows in (alone, [r for r in main_rows("0") if r.metric != "gamma"]):
+        assert [*lines(sweep_figure(sweep_rows() + rows, ["mauve"]).axes[0])] == SIZES
 
 
 def test_rows_that_are_no_part_of_the_sweep():
@@ -272,7 +328,7 @@ def test_a_sweep_at_several_numbers_of_sequences():
     figure = sweep_figure(rows, ["mauve"])
     assert [ax.get_title() for ax in figure.axes] == ["r = 0, n = 9", "r = 0, n = 50"]
     for ax, n in zip(figure.axes, (9, 50), strict=True):
-        np.testing.assert_allclose(points(lines(ax)["all"])[1], [n, 2 * n])
+        np.testing.assert_allclose(points(lines(ax)["n_ratio = all"])[1], [n, 2 * n])
     assert not figure.legends
 
 

@@ -1,6 +1,7 @@
 """The figure over r: what is drawn is what the rows say."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,16 @@ def test_what_is_written() -> None:
         "source", "fine-tuned", "finetuned-iw", "sparse", "sparse-iw",
     ]  # fmt: skip
     assert [ax.get_title() for ax in figure.axes] == ["MAUVE (higher is better)", "NLL, nats a token (lower is better)"]
+
+
+def test_the_legend_says_what_each_costs() -> None:
+    """Over all r, the least and the most."""
+    rows = some_rows()
+    rows[0.0].append(replace(row("sparse", 3450, 80, metric="steps"), trainable_weights=1_402_167))
+    rows[0.25].append(replace(row("sparse", 3600, 60, metric="steps"), trainable_weights=1_402_167))
+    (legend,) = share_figure(rows, ["mauve", "nll"], TITLES).legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words[2:] == ["finetuned-iw", "sparse\n1.4 M weights, 3,450 to 3,600 steps", "sparse-iw"]
 
 
 def test_importance_weights_look_like_their_method() -> None:

@@ -2,6 +2,8 @@
 
 by_fraction   what each method makes of n target sequences, one panel a metric
 sweep         the behaviour of gamma and n_ratio, one column a share r of the target in the source and an n
+
+Both say what their fits cost: trainable weights and gradient steps.
 """
 
 import re
@@ -16,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from gtl.report.cost import cost, labels
 from gtl.report.lines import (
     FLAT,
     LOOKS,
@@ -35,7 +38,7 @@ from gtl.report.lines import (
 )
 from gtl.run import Row
 
-__all__ = ["by_fraction", "fraction_figure", "sweep", "sweep_figure"]
+__all__ = ["by_fraction", "experiment", "fraction_figure", "sweep", "sweep_figure"]
 
 UNBOUNDED = ("nll", "masked_nll", "perplexity_bound")
 """Metrics in which a bad model can be so bad that nothing else is seen."""
@@ -44,8 +47,14 @@ OUTSIDE = {
     "outside-own": ("of the source", Look("#777777", "D", (0, (4, 1.5)))),
 }
 """Experiments of what candidates leave out -> of whose text, and its line."""
-EXPERIMENT = re.compile(r"arxiv-(sweep-.+|outside|outside-own)-r(\d+(?:\.\d+)?)")
+EXPERIMENT = re.compile(r"arxiv-(sweep-(?P<method>.+)|outside|outside-own)-r(?P<share>\d+(?:\.\d+)?)")
+SPREAD = "main rows: mean and standard deviation"
 SETTING = re.compile(r"(?:gamma=(\d+(?:\.\d+)?),)?n_ratio=(\d+|all)")
+
+
+def experiment(share: float) -> str:
+    """What the main rows of a world are called."""
+    return f"arxiv-r{share:g}" if share else "arxiv"
 
 
 def by_fraction(path: Path, rows: Sequence[Row], panels: Sequence[str], titles: dict[str, str], whole: int) -> None:
@@ -77,13 +86,14 @@ def fraction_figure(rows: Sequence[Row], panels: Sequence[str], titles: dict[str
     methods = list(dict.fromkeys(method for _, method, n in cells if n is not None))
     flat = list(dict.fromkeys(method for _, method, n in cells if n is None))
     looks, names = looks_of(methods), NAMES | titles
+    lines = labels(rows, methods, names)
     columns = min(2, len(panels))
     figure, axes = grid(-(-len(panels) // columns), columns, 3.4, 2.6, shared=False)
     for ax, metric in zip(axes.flat, panels, strict=False):
         for index, method in enumerate(methods):
             x = np.exp(dodged(np.log(numbers), index, len(methods)))
             found = [cells.get((metric, method, n), []) for n in numbers]
-            curve(ax, x, found, looks[method], names.get(method, method))
+            curve(ax, x, found, looks[method], lines[method])
         for index, method in enumerate(flat):
             if value := cells.get((metric, method, None)):
                 look: dict[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": FLAT[index % len(FLAT)]}
@@ -106,7 +116,8 @@ def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
 
     Drawn are rows of an experiment arxiv-sweep-METHOD-rSHARE and a method gamma=GAMMA,n_ratio=N, of one METHOD, and for
     `outside` of arxiv-outside-rSHARE, or of the source's own text arxiv-outside-own-rSHARE, and n_ratio=N; and across
-    all columns, rows of the method `real`.
+    all columns, rows of the method `real`. Main rows of METHOD say what its fits cost and how far apart sets of samples
+    are: a point at their mean gamma, with one standard deviation for a bar.
     """
     real = {metric: [row.value for row in rows if (row.method, row.metric) == ("real", metric)] for metric in panels}
     cells: dict[tuple[str, float, int | None, str], dict[float, list[float]]] = {}
@@ -122,12 +133,14 @@ def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
     lines = sorted(swept, key=lambda line: (line == "all", len(line), line))
     shades = colormaps["viridis"](np.linspace(0.8, 0.0, len(lines)))
     looks = [Look(to_hex(shade), LOOKS[index % len(LOOKS)].marker, "-") for index, shade in enumerate(shades)]
+    fits = {column: main_rows(rows, *column) for column in columns}
     figure, axes = grid(len(panels), len(columns), 2.4, 1.9, shared=True)
     for (at, column), ax in np.ndenumerate(axes):
         metric, (share, n) = panels[at], columns[column]
         for index, line in enumerate(lines):
             points = dict(sorted(cells.get((metric, share, n, line), {}).items()))
-            curve(ax, dodged([*points], index, len(lines)), [*points.values()], looks[index], line)
+            curve(ax, dodged([*points], index, len(lines)), [*points.values()], looks[index], f"n_ratio = {line}")
+        spread(ax, fits[share, n], metric)
         if metric == "outside":
             for line, (label, look) in OUTSIDE.items():
                 points = dict(sorted(cells.get((metric, share, None, line), {}).items()))
@@ -141,24 +154,42 @@ def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
                 statistics.fmean(real[metric]), color="#222222", linewidth=0.8, linestyle=FLAT[1], label="real text"
             )
         ax.set_xlabel("n_ratio" if metric == "outside" else "guidance strength gamma", fontsize=MEDIUM)
-        title = f"r = {share:g}" + (f", n = {n:,}" if n else "")
+        title = f"r = {share:g}" + (f", n = {n:,}" if n else "") + f"\n{cost(fits[share, n])}".rstrip()
         ax.set_title(title if at == 0 else "", fontsize=MEDIUM)
         if column == 0:
             ax.set_ylabel(f"{NAMES.get(metric, metric)}\n({better(metric, bool(real[metric]))})", fontsize=MEDIUM)
-    if lines != ["all"] or any(real.values()):
-        legend(figure, axes[[metric != "outside" for metric in panels]].flat, "n_ratio")
+    strong = [*axes[[metric != "outside" for metric in panels]].flat]
+    if {label for ax in strong for label in ax.get_legend_handles_labels()[1]} != {"n_ratio = all"}:
+        legend(figure, strong)
     return figure
 
 
 def place_of(row: Row) -> tuple[float, str, float] | None:
     """Where a row of a sweep belongs: the share r, the line (its n_ratio, or what of OUTSIDE), and x."""
-    experiment, method = EXPERIMENT.fullmatch(row.experiment), SETTING.fullmatch(row.method)
-    if experiment is None or method is None or (experiment[1] in OUTSIDE) != (row.metric == "outside"):
+    found, method = EXPERIMENT.fullmatch(row.experiment), SETTING.fullmatch(row.method)
+    if found is None or method is None or (found[1] in OUTSIDE) != (row.metric == "outside"):
         return None
-    share, (gamma, n_ratio) = float(experiment[2]), method.groups()
+    share, (gamma, n_ratio) = float(found["share"]), method.groups()
     if row.metric == "outside":
-        return None if gamma is not None or n_ratio == "all" else (share, experiment[1], float(n_ratio))
+        return None if gamma is not None or n_ratio == "all" else (share, found[1], float(n_ratio))
     return None if gamma is None or row.n is None else (share, n_ratio, float(gamma))
+
+
+def main_rows(rows: Sequence[Row], share: float, n: int) -> list[Row]:
+    """What the main experiment of a world has of the swept method, at that n."""
+    swept = {found["method"] for row in rows if (found := EXPERIMENT.fullmatch(row.experiment))}
+    return [row for row in rows if row.experiment == experiment(share) and row.method in swept and row.n == n]
+
+
+def spread(ax: Axes, rows: Sequence[Row], metric: str) -> None:
+    """Mean and standard deviation of main rows, where there are several, at their mean gamma."""
+    gammas = [row.value for row in rows if row.metric == "gamma"]
+    values = [row.value for row in rows if row.metric == metric]
+    if gammas and len(values) > 1:
+        ax.errorbar(
+            statistics.fmean(gammas), statistics.fmean(values), statistics.stdev(values), label=SPREAD,
+            color="#d55e00", marker="_", linestyle="none", markersize=6, elinewidth=1.2, capsize=2.5, capthick=1.2,
+        )  # fmt: skip
 
 
 def cut(ax: Axes, means: dict[tuple[str, int | None], float], source: float) -> None:

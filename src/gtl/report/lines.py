@@ -153,9 +153,9 @@ def log_ticks(ax: Axes, x: Sequence[float], labels: Sequence[str]) -> None:
     ax.set_xticks([], minor=True)
 
 
-def legend(figure: Figure, axes: Iterable[Axes], title: str = "", room: Axes | None = None) -> None:
+def legend(figure: Figure, axes: Iterable[Axes], room: Axes | None = None) -> None:
     """One legend below all axes, in as many columns as fit, and room for it; or in the place of an axis that is not
-    needed. Lines straight across come last."""
+    needed. Lines straight across come last. Labels may have several lines."""
     found: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -167,12 +167,14 @@ def legend(figure: Figure, axes: Iterable[Axes], title: str = "", room: Axes | N
         room.axis("off")
         room.legend(found.values(), found.keys(), loc="center", fontsize=MEDIUM, frameon=False, handlelength=3.2)
         return
-    fitting = max(1, int(figure.get_figwidth() / (0.5 + 0.05 * max(map(len, found)))))
+    wide = max(len(line) for label in found for line in label.split("\n"))
+    high = 1 + max(label.count("\n") for label in found)
+    fitting = max(1, int(figure.get_figwidth() / (0.5 + 0.05 * wide)))
     lines = math.ceil(len(found) / fitting)
-    figure.set_figheight(figure.get_figheight() + 0.16 * (lines + bool(title)) + 0.1)
+    figure.set_figheight(figure.get_figheight() + 0.16 * lines * high + 0.1)
     figure.legend(
-        found.values(), found.keys(), loc="outside lower center", ncols=math.ceil(len(found) / lines), title=title,
-        fontsize=SMALL, title_fontsize=SMALL, frameon=False, handlelength=3.2, columnspacing=1.0,
+        found.values(), found.keys(), loc="outside lower center", ncols=math.ceil(len(found) / lines),
+        fontsize=SMALL, frameon=False, handlelength=3.2, columnspacing=1.0,
     )  # fmt: skip
 
 

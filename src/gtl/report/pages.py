@@ -8,6 +8,7 @@ import re
 import statistics
 from collections.abc import Sequence
 
+from gtl.report.cost import million
 from gtl.report.table import cell
 from gtl.run import Row
 
@@ -43,16 +44,11 @@ def summary(rows: Sequence[Row], titles: dict[str, str]) -> str:
             steps = [row.value for row in own if row.metric == "steps"]
             found = [[row.value for row in own if row.metric == metric] for metric in sides]
             taken = f"{statistics.fmean(steps):,.0f}" if steps else ""
-            cells = ["<br>".join(dict.fromkeys(map(count, weights))), taken]
+            cells = ["<br>".join(dict.fromkeys(map(million, weights))), taken]
             cells += [cell(values).replace(" ± ", "<br>±&nbsp;") if values else "" for values in found]
             parts.append(f"| {titles.get(method, method)} | " + " | ".join(cells) + " |")
         parts.append("")
     return "\n".join(parts)
-
-
-def count(weights: int) -> str:
-    """How many weights: in millions, or one by one where there are few."""
-    return f"{weights / 1e6:,.1f} M" if weights >= 1e5 else f"{weights:,}"
 
 
 def samples_page(texts: dict[str, list[str]], count: int = 10) -> str:

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gtl.data.prepared import read_meta
-from gtl.report.arxiv import by_fraction, sweep
+from gtl.report.arxiv import by_fraction, experiment, sweep
 from gtl.report.markov import TITLES
 from gtl.report.pages import samples_page, summary
 from gtl.report.shares import by_share
@@ -50,10 +50,10 @@ def renamed(piece: Piece) -> Iterator[Row]:
     """What one piece measured."""
     about = piece.about
     share, n = about["share"], about["n"]
-    main = f"arxiv-r{share:g}" if share else "arxiv"
-    experiment, method = main, about.get("method", "")
+    main = experiment(share)
+    name, method = main, about.get("method", "")
     if "sweep" in about:
-        experiment, method = f"arxiv-sweep-{method}-r{share:g}", about["sweep"]
+        name, method = f"arxiv-sweep-{method}-r{share:g}", about["sweep"]
     seed = 10 * about["subset"] + about["draw"] if "draw" in about else about["subset"]
     who = "guided" if "--ratio" in piece.command else "source"
     for row in read_rows(piece.folder / "results.json"):
@@ -63,15 +63,15 @@ def renamed(piece: Piece) -> Iterator[Row]:
                 yield replace(row, experiment=main, method=about["called"][row.method])
         elif piece.stage == "likelihood":
             if metric.startswith("outside@"):
-                name = f"n_ratio={metric.partition('@')[2]}"
+                count = f"n_ratio={metric.partition('@')[2]}"
                 left_out = f"arxiv-{about['outside']}-r{share:g}"
-                yield replace(row, experiment=left_out, method=name, metric="outside", n=None, seed=seed)
+                yield replace(row, experiment=left_out, method=count, metric="outside", n=None, seed=seed)
             elif row.method == who and "outside" not in about:
-                yield replace(row, experiment=experiment, method=method, n=n, seed=seed)
+                yield replace(row, experiment=name, method=method, n=n, seed=seed)
         elif row.method == "samples":
-            yield replace(row, experiment=experiment, method=method, metric=metric, n=n, seed=seed)
+            yield replace(row, experiment=name, method=method, metric=metric, n=n, seed=seed)
         elif row.method == "held_out" and method == "source" and about["first"]:
-            yield replace(row, experiment=experiment, method="real", metric=metric, n=None, seed=0, seconds=None)
+            yield replace(row, experiment=name, method="real", metric=metric, n=None, seed=0, seconds=None)
 
 
 def draw_figures(recipe: Recipe, out: Path, pieces: Sequence[Piece], command: str) -> list[Path]:
@@ -103,6 +103,7 @@ def draw_figures(recipe: Recipe, out: Path, pieces: Sequence[Piece], command: st
         mine = [row for row in rows if row.experiment.startswith(f"arxiv-sweep-{one.method}-r")]
         mine += [row for row in rows if row.experiment.startswith("arxiv-outside") and one.outside]
         panels = [m for m in ("domain", "mauve", "nll", "outside") if any(row.metric == m for row in mine)]
+        mine += [row for row in rows if row.method == one.method]
         if panels:
             made.append(out / f"sweep-{one.method}.png")
             real = [row for row in main if (row.method, row.metric) == ("real", "domain")]
@@ -126,9 +127,8 @@ def rows_by_share(recipe: Recipe, out: Path, rows: Sequence[Row]) -> dict[float,
         return found
     for world in recipe.worlds:
         (n,) = numbers(first.fractions[:1], target_rows(out, world.share))
-        experiment = f"arxiv-r{world.share:g}" if world.share else "arxiv"
         here = {(name, n) for name in first.names} | {("source", None)}
-        mine = [row for row in rows if row.experiment == experiment and (row.method, row.n) in here]
+        mine = [row for row in rows if row.experiment == experiment(world.share) and (row.method, row.n) in here]
         if any(row.n for row in mine):
             found[world.share] = mine
     return found
