@@ -284,6 +284,20 @@ def test_one_set_is_not_apart_from_anything():
         assert [*lines(sweep_figure(sweep_rows() + rows, ["mauve"]).axes[0])] == SIZES
 
 
+def test_the_unguided_source_in_the_sweep():
+    """Straight across, each r with its own; a metric without it has no line."""
+    rows = sweep_rows("0") + sweep_rows("0.05")
+    for name, values in (("arxiv", (0.2, 0.4)), ("arxiv-r0.05", (0.6,)), ("arxiv-r0.25", (9.0,))):
+        rows += [row("source", value, None, seed, "mauve", name) for seed, value in enumerate(values)]
+    figure = sweep_figure(rows, ["domain", "mauve", "outside"])
+    flat = [
+        [line.get_ydata()[0] for line in ax.get_lines() if line.get_label() == "source model, unguided"]
+        for ax in figure.axes
+    ]
+    assert flat == [[], [], [pytest.approx(0.3)], [0.6], [], []]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*SIZES, "source model, unguided"]
+
+
 def test_rows_that_are_no_part_of_the_sweep():
     good = sweep_rows("0.05")
     bad = [Row(**{**vars(r), "experiment": "arxiv"}) for r in good]

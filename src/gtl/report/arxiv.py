@@ -10,7 +10,6 @@ import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -95,9 +94,7 @@ def fraction_figure(rows: Sequence[Row], panels: Sequence[str], titles: dict[str
             found = [cells.get((metric, method, n), []) for n in numbers]
             curve(ax, x, found, looks[method], lines[method])
         for index, method in enumerate(flat):
-            if value := cells.get((metric, method, None)):
-                look: dict[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": FLAT[index % len(FLAT)]}
-                ax.axhline(statistics.fmean(value), label=names.get(method, method), **look)
+            across(ax, cells.get((metric, method, None), []), names.get(method, method), index)
         ax.margins(y=0.06)
         means = {key: statistics.fmean(cell) for key, cell in cells.items() if key[0] == metric}
         if metric in UNBOUNDED and (metric, "source", None) in means:
@@ -115,9 +112,10 @@ def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
     own, over n_ratio, for all n.
 
     Drawn are rows of an experiment arxiv-sweep-METHOD-rSHARE and a method gamma=GAMMA,n_ratio=N, of one METHOD, and for
-    `outside` of arxiv-outside-rSHARE, or of the source's own text arxiv-outside-own-rSHARE, and n_ratio=N; and across
-    all columns, rows of the method `real`. Main rows of METHOD say what its fits cost and how far apart sets of samples
-    are: a point at their mean gamma, with one standard deviation for a bar.
+    `outside` of arxiv-outside-rSHARE, or of the source's own text arxiv-outside-own-rSHARE, and n_ratio=N; straight
+    across, main rows of the method `source`, and in all columns those of the method `real`. Main rows of METHOD say
+    what its fits cost and how far apart sets of samples are: a point at their mean gamma, with one standard deviation
+    for a bar.
     """
     real = {metric: [row.value for row in rows if (row.method, row.metric) == ("real", metric)] for metric in panels}
     cells: dict[tuple[str, float, int | None, str], dict[float, list[float]]] = {}
@@ -149,10 +147,9 @@ def sweep_figure(rows: Sequence[Row], panels: Sequence[str]) -> Figure:
             log_ticks(ax, counts, [f"{count:.0f}" for count in counts])
             if ax.containers:
                 ax.legend(frameon=False, fontsize=SMALL)
-        if real[metric]:
-            ax.axhline(
-                statistics.fmean(real[metric]), color="#222222", linewidth=0.8, linestyle=FLAT[1], label="real text"
-            )
+        source = [r.value for r in rows if (r.experiment, r.method, r.metric) == (experiment(share), "source", metric)]
+        across(ax, source, "source model, unguided", 0)
+        across(ax, real[metric], "real text", 1)
         ax.set_xlabel("n_ratio" if metric == "outside" else "guidance strength gamma", fontsize=MEDIUM)
         title = f"r = {share:g}" + (f", n = {n:,}" if n else "") + f"\n{cost(fits[share, n])}".rstrip()
         ax.set_title(title if at == 0 else "", fontsize=MEDIUM)
@@ -173,6 +170,13 @@ def place_of(row: Row) -> tuple[float, str, float] | None:
     if row.metric == "outside":
         return None if gamma is not None or n_ratio == "all" else (share, found[1], float(n_ratio))
     return None if gamma is None or row.n is None else (share, n_ratio, float(gamma))
+
+
+def across(ax: Axes, values: Sequence[float], label: str, index: int) -> None:
+    """The mean of what has no x, where there is one, as a line straight across."""
+    if values:
+        dashes = FLAT[index % len(FLAT)]
+        ax.axhline(statistics.fmean(values), color="#222222", linewidth=0.8, linestyle=dashes, label=label)
 
 
 def main_rows(rows: Sequence[Row], share: float, n: int) -> list[Row]:

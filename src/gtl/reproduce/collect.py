@@ -103,7 +103,7 @@ def draw_figures(recipe: Recipe, out: Path, pieces: Sequence[Piece], command: st
         mine = [row for row in rows if row.experiment.startswith(f"arxiv-sweep-{one.method}-r")]
         mine += [row for row in rows if row.experiment.startswith("arxiv-outside") and one.outside]
         panels = [m for m in ("domain", "mauve", "nll", "outside") if any(row.metric == m for row in mine)]
-        mine += [row for row in rows if row.method == one.method]
+        mine += [row for row in rows if row.method in (one.method, "source")]
         if panels:
             made.append(out / f"sweep-{one.method}.png")
             real = [row for row in main if (row.method, row.metric) == ("real", "domain")]
