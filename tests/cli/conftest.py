@@ -1,5 +1,6 @@
 """A folder with data, good and bad, and with small checkpoints, in which commands run."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "prompt": np.array([[0, 3, 3, 2, 3, 1], [3, 3, 3, 3, 3, 3], [1, 1, 1, 1, 1, 1]]),
         "empty": np.zeros((0, 6), dtype=int),
         "one": np.zeros((1, 6), dtype=int),
+        "zeros": np.zeros((10, 6), dtype=int),
         "short": np.zeros((4, 5), dtype=int),
         "masked": np.array([[0, 1, 2, 0, 1, 3], [0, 1, 2, 0, 1, 2]]),
         "large": np.full((4, 6), 9),
@@ -55,6 +57,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
         for file in ("config.json", "weights.safetensors"):
             shutil.copy(folder / "denoiser" / file, folder / name / file)
+    shutil.copytree(folder / "denoiser", folder / "bans")
+    config = json.loads((folder / "bans" / "config.json").read_text())
+    (folder / "bans" / "config.json").write_text(json.dumps(config | {"banned": [1]}))
     weights = load_file(folder / "denoiser" / "weights.safetensors")
     first = min(weights)
     save_file({k: v for k, v in weights.items() if k != first}, folder / "missing" / "weights.safetensors")

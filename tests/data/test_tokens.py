@@ -139,3 +139,12 @@ def test_split(count: int, fraction: float):
 def test_split_depends_on_the_seed():
     x = torch.arange(200).view(100, 2)
     assert not torch.equal(split(x, 0.5, seed=0)[0], split(x, 0.5, seed=1)[0])
+
+
+def test_ids_that_a_model_never_gives(monkeypatch: pytest.MonkeyPatch):
+    """Named wherever they stand."""
+    monkeypatch.setattr("gtl.data.tokens.CHUNK", 6)
+    x = torch.tensor([[0, 1, 2]] * 5 + [[0, 3, 1]])
+    assert check_tokens(x, 6, 4, "x.npy", banned=(5,)) is x
+    with pytest.raises(ValueError, match=r"x\.npy: holds the id 3, which the model never gives"):
+        check_tokens(x, 6, 4, "x.npy", banned=(5, 3))

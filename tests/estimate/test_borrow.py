@@ -15,6 +15,7 @@ from gtl.denoiser import Denoiser, NetworkDenoiser
 from gtl.estimate import METHODS, Problem, Training, base
 from gtl.estimate.baselines import recipe
 from gtl.estimate.borrow import Borrowing, Weighing, borrowing, log_weights, weigh, weights_of
+from gtl.estimate.knn import recipe as knn_recipe
 from gtl.estimate.parts import Part, Trained
 from gtl.estimate.screen import Screen, screen
 from gtl.exact import ExactDenoiser, ExactRatio, MarkovChain
@@ -22,6 +23,7 @@ from gtl.nn.dit import DiT
 from gtl.process import Masked
 from gtl.ratio import LocalRatio
 from gtl.ratio.base import ConditionalRatio
+from gtl.ratio.knn import SETTINGS
 from gtl.train.loop import Diverged, Fit
 
 
@@ -82,6 +84,16 @@ def test_the_nelbo_difference_of_exact_models_is_the_log_ratio() -> None:
     assert float(error.mean()) < 0.2
 
 
+def test_a_row_has_its_noise_level_whatever_its_place() -> None:
+    """One corruption of each row says the log-ratio on average too, of the first row as of the last."""
+    laws = [MarkovChain(chain(stay), Masked(4)) for stay in (0.2, 0.7)]
+    source = Parametered(laws[0])
+    made, x = Trained(source, Conditional(*laws), []), torch.tensor([[0, 0, 0, 1]] * 8)
+    found = torch.stack([log_weights(source, [made], x, seed, draws=1)[0] for seed in range(400)])
+    wanted = ExactRatio(*laws).log_value(x)
+    assert float(((found.mean(0) - wanted) / (found.std(0) / 20)).abs().max()) < 5
+
+
 @pytest.mark.parametrize("kind", ["masked", "uniform"])
 def test_several_models_at_once(kind: str) -> None:
     """Each says what it says alone, of the same corruptions; a network whose head runs at masks alone, what it says
@@ -140,6 +152,15 @@ def test_the_clip_is_the_median_of_the_target() -> None:
     weighing = weigh(target, source)
     assert weighing.clip == pytest.approx((2 / 5) / (10 / 56))
     assert weighing.chance == pytest.approx(np.repeat([(1 / 5) / (40 / 56) / weighing.clip, 1, 1, 1], [40, 10, 4, 2]))
+
+
+def test_scores_that_differ_by_a_rounding_are_all_weighed() -> None:
+    """The largest of all among them, which the curve does not know."""
+    source = np.array([*np.linspace(-1, 0.9, 40), 1.0])
+    weighing = weigh(np.array([0.2, 0.4, 0.6, 1 + 4.5e-16]), source)
+    assert np.isfinite(weighing.clip)
+    assert (weighing.chance >= 0).all()
+    assert weighing.chance[-1] == 1
 
 
 def test_nothing_joins_without_overlap() -> None:
@@ -594,6 +615,92 @@ def test_every_step_counts(method: str, which: str, monkeypatch: pytest.MonkeyPa
         assert len(taken) == {"one": 6, "two": 5}[which]  # of a rate that diverges, the first fold alone
     else:
         assert made.borrowed == (60 if which in list(DIVERGING)[:4] else 0)
+
+
+def test_where_no_rate_holds_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each diverges on the second fold, and there is room for all of them."""
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1), budget=480, patience=1)
+    problem = replace(problem, training=replace(problem.training, rates=[0.5, 1.0]))
+    fit = Problem.fit
+
+    def diverging(self: Problem, name: str, *rest: Any, **changes: Any) -> Any:
+        if "fold 2" in name:
+            raise Diverged(f"{name}: the loss became nan")
+        return fit(self, name, *rest, **changes)
+
+    monkeypatch.setattr(Problem, "fit", diverging)
+    with pytest.raises(Diverged, match="the loss became nan"):
+        METHODS["finetuned-iw"](problem, "finetuned-iw")
+
+
+def test_what_is_said_of_borrowed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many join, and how many the clipped weights are worth."""
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 12, 8, 1))
+    weighing = Weighing(np.linspace(0.2, 2, 60), 1.0)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda *_: weighing)
+    notes: list[dict[str, Any]] = []
+    problem = replace(problem, log=notes.append, label="n = 12, ")
+    METHODS["gtl-knn-iw"](problem, "gtl-knn-iw")
+    (said,) = [note for note in notes if "borrowed" in note]
+    assert said["network"] == "n = 12, gtl-knn-iw"
+    assert said["effective"] == weighing.effective
+    assert 34 <= said["borrowed"] < 60
+
+
+def test_a_row_is_drawn_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what two folds look at, the same rows join where their models agree on every chance."""
+    generator = torch.Generator().manual_seed(0)
+    every = torch.cartesian_prod(*[torch.arange(3)] * 5)
+    every = every[torch.randperm(len(every), generator=generator)]
+    problem = tiny_problem(every[:200], every[200:212], weighed=120)
+    monkeypatch.setattr("gtl.estimate.borrow.weigh", lambda _, scores, *__: Weighing(np.full(len(scores), 0.5), 1.0))
+    joined: dict[int, set[tuple[int, ...]]] = {}
+
+    def noted(inner: Problem, part: Part) -> Trained:
+        if "borrowed rows" in part.name:
+            joined[part.number] = {tuple(row) for row in part.rows.tolist()} & {
+                tuple(row) for row in every[:200].tolist()
+            }
+        return recipe(inner, part, True)
+
+    keep_what_joins(monkeypatch)
+    monkeypatch.setattr("gtl.estimate.borrow.ENOUGH_STEPS", 1)
+    Borrowing(**vars(replace(problem, training=replace(problem.training, budget=400, patience=1)))).run("a-iw", noted)
+    known = screen(every[:200], problem.parts(), 4, 120)
+    looked_at = [{tuple(row) for row in known.rows[mine].tolist()} for mine in known.taken]
+    assert {1, 2, 0} <= joined.keys()
+    for one, other in ((0, 1), (1, 2)):
+        both = looked_at[one - 1] & looked_at[other - 1]
+        assert len(both) > 20
+        assert joined[one] & both == joined[other] & both
+        assert 0 < len(joined[one] & both) < len(both)
+
+
+def test_what_trains_nothing_needs_no_steps() -> None:
+    """So few that no network would go on with them."""
+    mixed = torch.cat([sequences(chain(0.9), 60, 8, 5), sequences(chain(0.2), 60, 8, 0)])
+    problem = tiny_problem(mixed, sequences(chain(0.9), 12, 8, 1), budget=10)
+    seen: list[str] = []
+
+    def noted(inner: Problem, part: Part) -> Trained:
+        seen.append(part.name)
+        return knn_recipe(inner, part)
+
+    Borrowing(**vars(problem)).run("gtl-knn-iw", noted)
+    assert any("borrowed rows" in name for name in seen)
+
+
+def test_neighbours_are_judged_by_the_same_corruptions() -> None:
+    """However many rows the store has: where they count for nothing, held-out rows are as likely."""
+    problem = tiny_problem(sequences(chain(0.9), 60, 8, 5), sequences(chain(0.9), 40, 8, 1))
+    problem = replace(problem, training=replace(problem.training, knn_keys=32_768))
+    own, held = problem.target[:30], problem.target[30:]
+    few, many = (
+        knn_recipe(problem, Part(rows, held, 0)).fits[0].curve[0] for rows in (own, torch.cat([own, own.flip(0)[:9]]))
+    )
+    alone = next(index for index, (_, weight) in enumerate(SETTINGS) if not weight)
+    assert few[alone] == many[alone]
+    assert few != many
 
 
 def test_a_fit_that_diverges_says_how_far_it_came() -> None:

@@ -168,6 +168,13 @@ def test_an_opinion_that_is_wrong_counts_the_other_way() -> None:
     assert float(torch.corrcoef(torch.stack([mine, model]))[0, 1]) < -0.1
 
 
+def test_a_model_that_says_nothing_leaves_it_to_the_counts() -> None:
+    made, model, theirs = opinions()
+    mine, others = made.combine(torch.zeros_like(model), torch.zeros_like(theirs))
+    assert float((mine.unsqueeze(-1) > others[0]).double().mean()) > 0.9
+    assert bool(others.isfinite().all())
+
+
 def test_opinions_have_no_unit() -> None:
     made, model, theirs = opinions()
     mine, others = made.combine(model, theirs)

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from test_sparse import sparse_problem
 
-from gtl.estimate import Adapted, Problem
+from gtl.estimate import Adapted, Problem, base
 from gtl.guidance import Guided
 from gtl.progress import Bar
 from gtl.train.loop import Diverged
@@ -98,6 +98,31 @@ def test_another_rate_may_win_after_a_divergence(tmp_path: Path, monkeypatch: py
     for losing in CHANGES["rates"]:  # noqa: B007  # `diverges` sees it
         results.append(replace(made, shared={}, memory={}).adapted("finetuned"))
     assert results[0].score != results[1].score
+
+
+def test_a_divergence_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Were it not to come again, another rate would win after a stop than before."""
+    fit, begun = base.fit, []
+
+    def diverges(model: Any, objective: Any, settings: Any, folder: Path, **more: Any) -> Any:
+        begun.append(folder.name)
+        if "rate-1-fold-2" in folder.name and not begun.count("again"):
+            error = Diverged("the loss became nan")
+            error.steps, error.seconds = 7, 1.5
+            raise error
+        return fit(model, objective, settings, folder, **more)
+
+    monkeypatch.setattr(base, "fit", diverges)
+    first = replace(sparse_problem(**CHANGES), folder=tmp_path)
+    made = first.adapted("finetuned")
+    begun.append("again")
+    second = replace(sparse_problem(**CHANGES), folder=tmp_path)
+    again = second.adapted("finetuned")
+    assert (again.score, again.steps) == (made.score, made.steps)
+    assert not [name for name in begun[begun.index("again") :] if "rate-1-fold-2" in name]
+    assert [(one.steps, one.seconds) for one in second.spent if not one.curve and one.steps == 7] == [(7, 1.5)]
+    for one, other in zip(made.denoiser.parameters(), again.denoiser.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_what_is_made_once_is_kept(tmp_path: Path):

@@ -92,14 +92,15 @@ def test_samples_that_are_shown_are_of_the_first_subset_and_draw(tmp_path: Path)
     """At the middle fraction of each world; of the source, which is of no subset, the first draw."""
     done = []
     for share, n in ((0.0, 100), (0.0, 50), (0.0, 10), (0.0, None), (0.2, 80), (0.2, 40), (0.2, 8)):
-        for subset, draw in ((6, 4), (6, 3), (5, 4), (5, 3)):
+        for subset, draw, swept in ((6, 4, {}), (5, 3, {}), (6, 3, {}), (5, 4, {}), (5, 3, {"sweep": "gamma=8"})):
             if n is None and subset != 5:
                 continue
             method = "source" if n is None else "finetuned"
-            at = tmp_path / f"{share}-{n}-{subset}-{draw}"
+            at = tmp_path / f"{share}-{n}-{subset}-{draw}{'-swept' if swept else ''}"
             at.mkdir()
             (at / "samples.txt").write_text(f"{at.name}\n")
             about = {"share": share, "n": n, "subset": 0 if n is None else subset, "draw": draw, "method": method}
+            about |= swept
             done.append(Piece("sample", at, (), about=about))
     found = shown(recipe(), tmp_path, done)
     assert found == {

@@ -107,6 +107,28 @@ def test_steps_passed_over_are_counted_across_a_stop(tmp_path: Path, at: int):
     assert [line["skipped"] for line in logged] == [2]
 
 
+def test_steps_passed_over_long_ago_do_not_count():
+    """Four in each of three windows of ten are no divergence."""
+
+    class Broken(Pull):
+        step = 0
+
+        def loss(
+            self, forward: Callable[..., Any], batch: dict[str, Tensor], generator: torch.Generator | None
+        ) -> Tensor:
+            value = super().loss(forward, batch, generator)
+            if value.requires_grad:
+                self.step += 1
+                broken = self.step % 10 in (2, 3, 4, 5)
+                value.register_hook(lambda grad: grad * (math.nan if broken else 1.0))
+            return value
+
+    logged: list[dict[str, Any]] = []
+    settings = replace(SETTINGS, steps=30, evaluate_every=10)
+    fit(Number(), Broken(10, held_out=10), settings, log=logged.append)
+    assert [line["skipped"] for line in logged] == [4, 8, 12]
+
+
 def test_resume_after_an_interruption_during_evaluation(tmp_path: Path):
     """The averaged weights are in the model just then; they must not be saved as the weights."""
     whole, goal = denoiser()

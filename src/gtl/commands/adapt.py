@@ -72,7 +72,7 @@ def adapt(
     model = load_denoiser(denoiser).to(device)
     process = model.process
     check_meta(read_meta(target), process.num_ids, process.mask_id, target)
-    x = check_tokens(read_tokens(target), process.num_ids, process.mask_id, target).long()
+    x = check_tokens(read_tokens(target), process.num_ids, process.mask_id, target, banned=model.banned).long()
     if rows is not None:
         if not 2 <= rows <= len(x):
             raise ValueError(f"rows={rows}: {target} has {len(x)} sequences, and at least 2 are needed")
@@ -82,7 +82,9 @@ def adapt(
     if source is not None:
         metas = {name: read_meta(name) for name in (target, source)}
         same_tokens(metas)
-        known = check_tokens(read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1])
+        known = check_tokens(
+            read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1], banned=model.banned
+        )
         parts = split(known, held_out, seed) if metas[source] is None else read_split(source, held_out, seed)
         source_data = parts[0].long(), parts[1].long()
     for name in methods:

@@ -49,13 +49,15 @@ def diagnose(
     model = load_denoiser(denoiser).to(device)
     process = model.process
     check_meta(read_meta(target), process.num_ids, process.mask_id, target)
-    x = check_tokens(read_tokens(target), process.num_ids, process.mask_id, target).long()
+    x = check_tokens(read_tokens(target), process.num_ids, process.mask_id, target, banned=model.banned).long()
     if len(x) < 6:
         raise ValueError(f"{target}: {len(x)} sequences are too few to hold any out; give at least 6")
     rows = None
     if source is not None:
         same_tokens({name: read_meta(name) for name in (target, source)})
-        rows = check_tokens(read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1]).long()
+        rows = check_tokens(
+            read_tokens(source), process.num_ids, process.mask_id, source, length=x.shape[1], banned=model.banned
+        ).long()
     run = Run(out, "diagnose", settings, device)
     with Bar((18 if "sparse" in estimators(model) else 14) * steps) as bar:
         found = look(model, x, rows, seed, steps, bar, run.log)

@@ -156,11 +156,8 @@ def check_flags(settings: dict[str, object]) -> None:
 def open_data(data: str, model: NetworkDenoiser) -> Tensor:
     """Held-out sequences (N, L) that the model can give a probability."""
     process = model.process
-    x = check_tokens(read_tokens(data, "validation"), process.num_ids, process.mask_id, data, least=1)
-    for token in model.banned:
-        if bool((x.long() == token).any()):
-            raise ValueError(f"{data}: holds the id {token}, which the model never gives; its likelihood is zero")
-    return x
+    x = read_tokens(data, "validation")
+    return check_tokens(x, process.num_ids, process.mask_id, data, least=1, banned=model.banned)
 
 
 def model_jobs(

@@ -4,6 +4,7 @@ What is read from files is int64. A prepared folder (`gtl prepare`) is memory-ma
 are taken from it on the CPU (`x[rows]`) and made int64 a batch at a time, so that nothing holds all of it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -65,9 +66,16 @@ def read_tokens(path: str | Path, split: str = "train", verify: bool = False) ->
 
 
 def check_tokens(
-    x: Tensor, num_ids: int, mask_id: int | None = None, name: str = "data", least: int = 2, length: int | None = None
+    x: Tensor,
+    num_ids: int,
+    mask_id: int | None = None,
+    name: str = "data",
+    least: int = 2,
+    length: int | None = None,
+    banned: Sequence[int] = (),
 ) -> Tensor:
-    """Refuses clean data (N, L) that is too small, of another length, or holds ids that clean data cannot hold."""
+    """Refuses clean data (N, L) that is too small, of another length, or holds ids that clean data cannot hold, or
+    `banned` ones, that a model never gives."""
     if x.dim() != 2 or x.shape[0] < least:
         rows = x.shape[0] if x.dim() == 2 else 0
         raise ValueError(f"{name}: {rows} sequence{'' if rows == 1 else 's'}; at least {least} are needed")
@@ -82,6 +90,9 @@ def check_tokens(
             raise ValueError(f"{name}: token id {low if low < 0 else high} is outside 0 .. {num_ids - 1}")
         if mask_id is not None and bool((part == mask_id).any()):
             raise ValueError(f"{name}: holds the mask id {mask_id}; clean data must not")
+        for token in banned:
+            if bool((part == token).any()):
+                raise ValueError(f"{name}: holds the id {token}, which the model never gives; its likelihood is zero")
     return x
 
 

@@ -8,8 +8,10 @@ baselines included, goes this way. What is trained is kept in a folder, if there
 with the fit that it was at, and methods that share fits find those of before.
 
 With `folds: 0` nothing is trained twice: one split, the best weights kept, gamma chosen for them (as the paper does).
+Importance weights, which go on with what was chosen, are an exception.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +33,7 @@ from gtl.progress import Bar
 from gtl.ratio import KNNRatio, NetworkRatio, Ratio
 from gtl.ratio.gamma import GAMMAS, nll_by_gamma
 from gtl.score import ScoreDenoiser
-from gtl.train.checkpoint import atomic
+from gtl.train.checkpoint import atomic, write_json
 from gtl.train.denoiser import DenoiserObjective
 from gtl.train.likelihood import Judged
 from gtl.train.loop import Diverged, Fit, FitSettings, fit
@@ -43,6 +45,8 @@ __all__ = ["Method", "Problem", "Recipe", "warm_start"]
 SAVE_EVERY = 1000
 """Steps between two saved states of a fit. It is also saved when it is stopped, if not in the midst of an evaluation,
 and when it is over."""
+DIVERGED = "diverged.json"
+"""In the folder of a fit that did."""
 
 
 @dataclass
@@ -237,19 +241,23 @@ class Problem:
         settings = replace(settings, **changes)
         settings.learning_rate *= self.rate
         bar, log = self.bar, self.log
+        folder = None if self.folder is None else self.folder / re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
         if bar is not None:
             bar.stage(f"{self.label}training {name}", steps)
         try:
+            remembered(folder)
             made = fit(
                 model,
                 objective,
                 settings,
-                None if self.folder is None else self.folder / re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-"),
+                folder,
                 on_step=None if bar is None else lambda step: bar.advance(step / steps),
                 log=None if log is None else lambda metrics: log({"network": f"{self.label}{name}", **metrics}),
             )
         except Diverged as error:
             self.spent.append(Fit(error.steps, 0, None, error.seconds, 0, {}))
+            if folder is not None:
+                write_json(folder / DIVERGED, {"why": str(error), "steps": error.steps, "seconds": error.seconds})
             raise
         self.spent.append(made)
         return made
@@ -291,6 +299,15 @@ class Problem:
         if part.held_out is None or self.training.folds or not self.training.stop_ratios:
             return train, None
         return train, {"source": self.source_data[1], "target": part.held_out}
+
+
+def remembered(folder: Path | None) -> None:
+    """A fit that diverged before a stop does so again: where numbers are not the same to the last bit, it might not."""
+    if folder is not None and (folder / DIVERGED).is_file():
+        known = json.loads((folder / DIVERGED).read_text())
+        error = Diverged(known["why"])
+        error.steps, error.seconds = known["steps"], known["seconds"]
+        raise error
 
 
 Recipe = Callable[[Problem, Part], Trained]

@@ -76,7 +76,7 @@ def weigh(target: np.ndarray, source: np.ndarray, shares: tuple[float, float] = 
         return Weighing(np.zeros(len(source)), np.inf)
     scores, labels = np.concatenate([target, source]), np.repeat([1.0, 0.0], [len(target), len(source)])
     weights = np.repeat([shares[0] / len(target), shares[1] / len(source)], [len(target), len(source)])
-    chance = IsotonicRegression().fit(scores, labels, sample_weight=weights).predict(scores)
+    chance = IsotonicRegression(out_of_bounds="clip").fit(scores, labels, sample_weight=weights).predict(scores)
     with np.errstate(divide="ignore"):
         ratio = chance / (1 - np.minimum(chance, 1.0))
     return Weighing(ratio[len(target) :], float(np.median(ratio[: len(target)])))
@@ -95,7 +95,7 @@ def log_weights(
     """log r(x) of whole sequences x (N, L) by each of M trained models: (M, N), on the CPU.
 
     NELBOs are averaged over `draws` corruptions, their times spread over [0, 1], the same for all models; the source is
-    asked once for all of them.
+    asked once for all of them, and by those that guide it, by each.
     """
     device, process = next(source.parameters()).device, source.process
     ratios = [made.ratio for made in tried if isinstance(made.ratio, SequenceRatio) and made.ratio.absolute]

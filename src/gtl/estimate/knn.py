@@ -7,7 +7,7 @@ import torch
 from gtl.estimate.base import Problem
 from gtl.estimate.parts import Adapted, Part, Trained
 from gtl.ratio.knn import KNNRatio, nelbo_by_setting
-from gtl.train.loop import Fit
+from gtl.train.loop import Fit, mix
 
 __all__ = ["knn", "recipe"]
 
@@ -21,6 +21,7 @@ def recipe(problem: Problem, part: Part) -> Trained:
     store = KNNRatio.build(problem.source, part.rows.to(device), passes, t.knn_keys, generator)
     curve: dict[int, list[float]] = {}
     if part.held_out is not None:
+        generator.manual_seed(mix(problem.seed, 1))  # the same corruptions, however many rows the store has
         values = nelbo_by_setting(problem.source, store, part.held_out.to(device), t.evaluation_rows, generator)
         curve[0] = values.mean(1).tolist()
     seconds = time.perf_counter() - started

@@ -90,13 +90,13 @@ class Screen:
 
 
 def screen(source: Tensor, parts: Sequence[tuple[Tensor, Tensor]], num_ids: int, most: int) -> Screen:
-    """The `most` source rows of the largest s.
+    """The `most` source rows of the largest s, for each fold and for all of them together.
 
     Args:
         source: (M, L), all rows; may be memory-mapped.
         parts: rows and held-out rows of each fold of the target.
         num_ids: K.
-        most: how many source rows to take; there are more.
+        most: how many source rows to take each time; there are more.
     """
     counts = counts_of(source, num_ids) + 1
     p = counts / counts.sum()

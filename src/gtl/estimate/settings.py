@@ -69,7 +69,7 @@ class Training:
     """Their own; by default fine-tuning's where that is given, else `learning_rate`, and at most 8e-4 where the source
     has a million weights or more."""
     weighed: int = 20_000
-    """Source rows that models look at for `-iw`; of more, counts of tokens choose."""
+    """Source rows that the model of each fold looks at for `-iw`; of more, counts of tokens choose."""
     unigram: bool = True
     """Whether `gtl-sparse` corrects how often each token comes, by counts on held-out rows."""
     weight_decay: float = 0.01
