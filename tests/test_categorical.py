@@ -89,6 +89,19 @@ def test_each_row_has_its_own_law(generator):
         assert torch.all((frequency - law).abs() <= 4 * (law * (1 - law) / 20_000).sqrt())
 
 
+def test_several_draws_of_each_row(generator):
+    """Independent, each by its row's law, the first as one alone would be."""
+    p = torch.tensor([[0.9, 0.1, 0.0], [0.0, 0.3, 0.7]], dtype=torch.float64)
+    drawn = categorical(p.log(), generator, 20_000)
+    assert drawn.shape == (2, 20_000)
+    for row, law in zip(drawn, p, strict=True):
+        frequency = torch.bincount(row, minlength=3) / 20_000
+        assert torch.all((frequency - law).abs() <= 4 * (law * (1 - law) / 20_000).sqrt())
+    first, second = drawn[1, ::2] == 2, drawn[1, 1::2] == 2
+    assert abs(float((first & second).double().mean()) - 0.49) < 0.02
+    assert categorical(p.log(), generator, 1).shape == (2, 1)
+
+
 def test_the_seed_fixes_the_draws():
     log_p = torch.randn(100, 9, generator=torch.Generator().manual_seed(1))
     first, again, other = (categorical(log_p, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))

@@ -27,22 +27,24 @@ def bernoulli(p: Tensor, shape: tuple[int, ...], generator: torch.Generator | No
     return uniform(shape, p.device, generator) < p
 
 
-def categorical(log_p: Tensor, generator: torch.Generator | None = None) -> Tensor:
+def categorical(log_p: Tensor, generator: torch.Generator | None = None, count: int | None = None) -> Tensor:
     """Draws token ids from log-probabilities, exact in the tails.
 
     Args:
         log_p: (..., K), normalised or not; -inf is never drawn.
         generator: the source of randomness.
+        count: several independent draws from each.
 
     Returns:
-        (...), int64.
+        (...), int64; with `count`, (..., count).
     """
     top = log_p.amax(-1, keepdim=True)
     cdf = (log_p.double() - top.double()).exp_().cumsum(-1)
     total = cdf[..., -1:]
-    u = uniform(tuple(total.shape), log_p.device, generator) * total
+    u = uniform((*total.shape[:-1], count or 1), log_p.device, generator) * total
     u = torch.minimum(u, torch.nextafter(total, torch.zeros_like(total)))  # u * total may round up to total
-    return torch.searchsorted(cdf, u, right=True).squeeze(-1)
+    drawn = torch.searchsorted(cdf, u, right=True)
+    return drawn.squeeze(-1) if count is None else drawn
 
 
 def random_true(mask: Tensor, generator: torch.Generator | None = None) -> Tensor:

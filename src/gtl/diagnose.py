@@ -275,7 +275,8 @@ def violation(problem: Problem, attempts: dict[str, Attempt], parts: list[tuple[
     assert isinstance(ratio, SequenceRatio)
     rows = held.repeat(-(-256 // len(held)), 1).to(problem.device)
     generator = torch.Generator(problem.device).manual_seed(problem.seed)
-    return float(martingale_violation(problem.source, ratio, rows, generator).square().mean().sqrt())
+    gaps = martingale_violation(problem.source, ratio, rows, generator, CANDIDATES)
+    return float(gaps.square().mean().sqrt())
 
 
 def advise(found: Diagnosis, gains: dict[str, np.ndarray]) -> None:

@@ -4,10 +4,12 @@ A violation proves an error in the ratio or in the denoiser. No violation proves
 held-out likelihood gain beside it.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-from gtl.categorical import random_true
+from gtl.categorical import categorical, random_true
 from gtl.denoiser import Denoiser
 from gtl.guidance import top_candidates
 from gtl.ratio.base import SequenceRatio
@@ -17,11 +19,23 @@ __all__ = ["martingale_violation"]
 
 @torch.no_grad()
 def martingale_violation(
-    denoiser: Denoiser, ratio: SequenceRatio, x: Tensor, generator: torch.Generator | None = None
+    denoiser: Denoiser,
+    ratio: SequenceRatio,
+    x: Tensor,
+    generator: torch.Generator | None = None,
+    most: int | None = None,
 ) -> Tensor:
     """log of the left side over the right side at one random masked position of each sequence of x (B, L): (B',).
 
     Sequences are corrupted at stratified times; those left without a mask are dropped. Zero for an exact pair.
+
+    Args:
+        denoiser: p.
+        ratio: r.
+        x: clean sequences.
+        generator: the source of randomness.
+        most: of more tokens than that, the likeliest so many are summed and as many draws stand for the others: the
+            left side is then an unbiased estimate, at the cost of 2 `most` evaluations of r and not V.
     """
     process = denoiser.process
     if process.mask_id is None:
@@ -32,8 +46,15 @@ def martingale_violation(
     z, t = z[kept], t[kept]
     position = random_true(z == process.mask_id, generator).unsqueeze(1)
     log_p = denoiser(z, t, position).log_probs
-    candidates = top_candidates(log_p, process.vocabulary, process.mask_id)
+    candidates = top_candidates(log_p, min(most or process.vocabulary, process.vocabulary), process.mask_id)
+    weights = log_p.gather(-1, candidates)
+    if most is not None and most < process.vocabulary:
+        rest = log_p.scatter(-1, candidates, -torch.inf)
+        mass = rest.logsumexp(-1, keepdim=True)
+        drawn = categorical(rest.masked_fill(mass == -torch.inf, 0.0), generator, most)
+        candidates = torch.cat([candidates, drawn], -1)
+        weights = torch.cat([weights, (mass - math.log(most)).expand(*mass.shape[:-1], most)], -1)
     mask = torch.full_like(candidates[..., :1], process.mask_id)
     log_r = ratio.log_ratio(z, position, torch.cat([candidates, mask], -1), t)
-    mean = torch.logsumexp(log_p.gather(-1, candidates) + log_r[..., :-1], -1)
+    mean = torch.logsumexp(weights + log_r[..., :-1], -1)
     return (mean - log_r[..., -1]).squeeze(1)
