@@ -1,5 +1,7 @@
 """The martingale diagnosis: zero for the oracle, not for a ratio or a denoiser that is wrong."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -79,9 +81,15 @@ def test_enough_candidates_are_all(make_pair, most: int | None):
     assert torch.equal(few, violation(pair, pair.denoiser, pair.ratio))
 
 
-def test_others_may_be_impossible(make_pair):
+def test_others_may_be_impossible(make_pair, monkeypatch: pytest.MonkeyPatch):
     """The likeliest are then all that there is; a single other token is drawn for what it is worth."""
     pair, other = make_pair("sparse"), make_pair("chain")
     x, seed = pair.x.repeat(20, 1), torch.Generator().manual_seed(0)
+
+    def drawn(log_p: torch.Tensor, *rest: Any) -> torch.Tensor:
+        assert bool(log_p.isfinite().any(-1).all())  # nothing can be drawn of nothing
+        return categorical(log_p, *rest)
+
+    monkeypatch.setattr(martingale, "categorical", drawn)
     few = martingale_violation(pair.target_denoiser, other.ratio, x, seed, 2)
     torch.testing.assert_close(few, violation(pair, pair.target_denoiser, other.ratio), rtol=0, atol=1e-9)
