@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_borrow import tiny_problem
+from borrowed import tiny_problem
 
 from gtl.data.tokens import folds
 from gtl.estimate import METHODS, Training
