@@ -41,7 +41,7 @@ def categorical(log_p: Tensor, generator: torch.Generator | None = None, count: 
     top = log_p.amax(-1, keepdim=True)
     cdf = (log_p.double() - top.double()).exp_().cumsum(-1)
     total = cdf[..., -1:]
-    u = uniform((*total.shape[:-1], count or 1), log_p.device, generator) * total
+    u = uniform((*total.shape[:-1], 1 if count is None else count), log_p.device, generator) * total
     u = torch.minimum(u, torch.nextafter(total, torch.zeros_like(total)))  # u * total may round up to total
     drawn = torch.searchsorted(cdf, u, right=True)
     return drawn.squeeze(-1) if count is None else drawn
